@@ -131,7 +131,10 @@ class ResumeRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    since_us: _builtins.int
+    """only the pause that began then (PauseInfo.since_us), else version_conflict; 0: any"""
     @_builtins.property
     def target(self) -> Global___Target: ...
     def __init__(
@@ -139,10 +142,11 @@ class ResumeRequest(_message.Message):
         *,
         target: Global___Target | None = ...,
         reason: _builtins.str = ...,
+        since_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "since_us", b"since_us", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,7 +233,13 @@ class StatusResponse(_message.Message):
     INSTANCES_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     HANDLED_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
     now_us: _builtins.int
+    tenant: _builtins.str
+    """of the caller's token; empty: all"""
+    subject: _builtins.str
+    """the name of the caller's token"""
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseInfo]:
         """targets that were ever paused: everything, then the tenant, then topics"""
@@ -253,10 +263,12 @@ class StatusResponse(_message.Message):
         instances: _abc.Iterable[Global___InstanceInfo] | None = ...,
         retention: Global___RetentionStatus | None = ...,
         handled: _abc.Iterable[_builtins.str] | None = ...,
+        tenant: _builtins.str = ...,
+        subject: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handled", b"handled", "instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "retention", b"retention", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handled", b"handled", "instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "retention", b"retention", "subject", b"subject", "tenant", b"tenant", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -431,6 +443,9 @@ class TopicStatus(_message.Message):
     AGEING_STEP_US_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
     UNHANDLED_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    MAX_BACKLOG_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     paused: _builtins.bool
     """by a pause of the topic, its tenant or everything"""
@@ -440,6 +455,11 @@ class TopicStatus(_message.Message):
     """0: strict priority"""
     unhandled: _builtins.bool
     """jobs wait, and no connected worker asks for the topic"""
+    declared: _builtins.bool
+    """a handler has declared rules or limits for the topic"""
+    max_running: _builtins.int
+    """its limits, if it has them"""
+    max_backlog: _builtins.int
     @_builtins.property
     def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by name of the state; states without jobs are omitted"""
@@ -458,12 +478,22 @@ class TopicStatus(_message.Message):
         ageing_step_us: _builtins.int = ...,
         flows: _abc.Iterable[Global___FlowMinute] | None = ...,
         unhandled: _builtins.bool = ...,
+        declared: _builtins.bool = ...,
+        max_running: _builtins.int | None = ...,
+        max_backlog: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "max_backlog", b"max_backlog", "max_running", b"max_running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ageing_step_us", b"ageing_step_us", "counts", b"counts", "flows", b"flows", "paused", b"paused", "topic", b"topic", "unhandled", b"unhandled", "waiting_since_us", b"waiting_since_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "ageing_step_us", b"ageing_step_us", "counts", b"counts", "declared", b"declared", "flows", b"flows", "max_backlog", b"max_backlog", "max_running", b"max_running", "paused", b"paused", "topic", b"topic", "unhandled", b"unhandled", "waiting_since_us", b"waiting_since_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_backlog: _TypeAlias = _typing.Literal["max_backlog"]  # noqa: Y015
+    _WhichOneofArgType__max_backlog: _TypeAlias = _typing.Literal["_max_backlog", b"_max_backlog"]  # noqa: Y015
+    _WhichOneofReturnType__max_running: _TypeAlias = _typing.Literal["max_running"]  # noqa: Y015
+    _WhichOneofArgType__max_running: _TypeAlias = _typing.Literal["_max_running", b"_max_running"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_backlog) -> _WhichOneofReturnType__max_backlog | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_running) -> _WhichOneofReturnType__max_running | None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
 
@@ -478,6 +508,7 @@ class FlowMinute(_message.Message):
     COMPLETED_FIELD_NUMBER: _builtins.int
     RETRIED_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     minute_us: _builtins.int
     """start of the minute"""
     submitted: _builtins.int
@@ -485,6 +516,8 @@ class FlowMinute(_message.Message):
     retried: _builtins.int
     """attempts that ended with a later retry"""
     dead: _builtins.int
+    failed: _builtins.int
+    """attempts that ended with a later retry, or made their job dead"""
     def __init__(
         self,
         *,
@@ -493,10 +526,11 @@ class FlowMinute(_message.Message):
         completed: _builtins.int = ...,
         retried: _builtins.int = ...,
         dead: _builtins.int = ...,
+        failed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "dead", b"dead", "minute_us", b"minute_us", "retried", b"retried", "submitted", b"submitted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "dead", b"dead", "failed", b"failed", "minute_us", b"minute_us", "retried", b"retried", "submitted", b"submitted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -750,16 +784,26 @@ class ListWorkersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: _builtins.int
+    MORE_RUNNING_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    more_running: _builtins.bool
+    """further jobs run that are not listed"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]: ...
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostWorker]:
+        """gone in the last hour without having stopped, and not back; newest first"""
+
     def __init__(
         self,
         *,
         workers: _abc.Iterable[Global___WorkerInfo] | None = ...,
+        more_running: _builtins.bool = ...,
+        lost: _abc.Iterable[Global___LostWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "more_running", b"more_running", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -776,16 +820,42 @@ class WorkerInfo(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
+    CONNECTED_US_FIELD_NUMBER: _builtins.int
+    SEEN_US_FIELD_NUMBER: _builtins.int
+    ASSIGNED_US_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    SKEW_MS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     instance: _builtins.str
     holding: _builtins.int
     credit: _builtins.int
     quiet: _builtins.bool
+    client: _builtins.str
+    """its program and version, as it says"""
+    pull: _builtins.bool
+    """it has no stream, but makes calls"""
+    connected_us: _builtins.int
+    """when its stream was opened, or its first call came; 0: not known"""
+    seen_us: _builtins.int
+    """when anything last came from it; of other servers known only while it is silent"""
+    assigned_us: _builtins.int
+    """when it was last given a job; 0: never"""
+    silent: _builtins.bool
+    """two heartbeats are missing"""
+    skew_ms: _builtins.int
+    """by how much its clock was ahead of the database's when it connected"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningJob]:
         """when requested; of all workers, the 1,000 that started first"""
+
+    @_builtins.property
+    def standby(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the topics: those it gets no jobs of, since their max_consumers is reached"""
 
     def __init__(
         self,
@@ -797,14 +867,65 @@ class WorkerInfo(_message.Message):
         credit: _builtins.int = ...,
         quiet: _builtins.bool = ...,
         running: _abc.Iterable[Global___RunningJob] | None = ...,
+        standby: _abc.Iterable[_builtins.str] | None = ...,
+        client: _builtins.str = ...,
+        pull: _builtins.bool = ...,
+        connected_us: _builtins.int = ...,
+        seen_us: _builtins.int = ...,
+        assigned_us: _builtins.int = ...,
+        silent: _builtins.bool = ...,
+        skew_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms", "skew_ms", b"skew_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms", "assigned_us", b"assigned_us", "client", b"client", "connected_us", b"connected_us", "credit", b"credit", "holding", b"holding", "instance", b"instance", "pull", b"pull", "quiet", b"quiet", "running", b"running", "seen_us", b"seen_us", "silent", b"silent", "skew_ms", b"skew_ms", "standby", b"standby", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__skew_ms: _TypeAlias = _typing.Literal["skew_ms"]  # noqa: Y015
+    _WhichOneofArgType__skew_ms: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skew_ms) -> _WhichOneofReturnType__skew_ms | None: ...
+
+Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class LostWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    AT_US_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HOLDING_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    instance: _builtins.str
+    """that had its connection"""
+    at_us: _builtins.int
+    reason: _builtins.str
+    """connection_lost, session_silent, lease_expired, or another code"""
+    holding: _builtins.int
+    """jobs that it had"""
+    pull: _builtins.bool
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        at_us: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        holding: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        pull: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "holding", b"holding", "instance", b"instance", "quiet", b"quiet", "running", b"running", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "holding", b"holding", "instance", b"instance", "pull", b"pull", "reason", b"reason", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+Global___LostWorker: _TypeAlias = LostWorker  # noqa: Y015
 
 @_typing.final
 class RunningJob(_message.Message):
@@ -929,19 +1050,37 @@ class ListAuditRequest(_message.Message):
 
     BEFORE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    UNTIL_US_FIELD_NUMBER: _builtins.int
     before: _builtins.int
     """number of the last entry of the previous page; 0: start with the newest"""
     limit: _builtins.int
     """0: 100"""
+    actor: _builtins.str
+    """only changes by this one; likewise below. Empty or 0: all"""
+    verb: _builtins.str
+    target: _builtins.str
+    """found anywhere in the target; upper and lower case are the same"""
+    since_us: _builtins.int
+    until_us: _builtins.int
+    """before this time"""
     def __init__(
         self,
         *,
         before: _builtins.int = ...,
         limit: _builtins.int = ...,
+        actor: _builtins.str = ...,
+        verb: _builtins.str = ...,
+        target: _builtins.str = ...,
+        since_us: _builtins.int = ...,
+        until_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "before", b"before", "limit", b"limit", "since_us", b"since_us", "target", b"target", "until_us", b"until_us", "verb", b"verb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -952,16 +1091,22 @@ class ListAuditResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_BEFORE_FIELD_NUMBER: _builtins.int
+    next_before: _builtins.int
+    """`before` of the next page; 0: there is none. With a filter a page can be short, or empty, although others follow: one
+    call looks at 20,000 entries.
+    """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]: ...
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___AuditEntry] | None = ...,
+        next_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_before", b"next_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -979,6 +1124,7 @@ class AuditEntry(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DETAIL_JSON_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     no: _builtins.int
     at_us: _builtins.int
     everything: _builtins.bool
@@ -988,6 +1134,8 @@ class AuditEntry(_message.Message):
     target: _builtins.str
     reason: _builtins.str
     detail_json: _builtins.str
+    tenant: _builtins.str
+    """empty: concerns all tenants"""
     def __init__(
         self,
         *,
@@ -999,10 +1147,11 @@ class AuditEntry(_message.Message):
         target: _builtins.str = ...,
         reason: _builtins.str = ...,
         detail_json: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at_us", b"at_us", "detail_json", b"detail_json", "everything", b"everything", "no", b"no", "reason", b"reason", "target", b"target", "verb", b"verb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at_us", b"at_us", "detail_json", b"detail_json", "everything", b"everything", "no", b"no", "reason", b"reason", "target", b"target", "tenant", b"tenant", "verb", b"verb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1016,7 +1165,7 @@ class FindIdsRequest(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     kind: Global___IdKind.ValueType
     prefix: _builtins.str
-    """4 to 32 hexadecimal digits; dashes do not count"""
+    """4 to 32 hexadecimal digits, dashes do not count; with a token for some topics at least 12"""
     def __init__(
         self,
         *,
@@ -1056,3 +1205,208 @@ class FindIdsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindIdsResponse: _TypeAlias = FindIdsResponse  # noqa: Y015
+
+@_typing.final
+class GetSystemRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSystemRequest: _TypeAlias = GetSystemRequest  # noqa: Y015
+
+@_typing.final
+class SystemInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Migration(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NUMBER_FIELD_NUMBER: _builtins.int
+        NAME_FIELD_NUMBER: _builtins.int
+        APPLIED_BY_FIELD_NUMBER: _builtins.int
+        APPLIED_US_FIELD_NUMBER: _builtins.int
+        SECONDS_FIELD_NUMBER: _builtins.int
+        number: _builtins.int
+        name: _builtins.str
+        applied_by: _builtins.str
+        """release"""
+        applied_us: _builtins.int
+        """0: it has begun, and has not ended"""
+        seconds: _builtins.float
+        def __init__(
+            self,
+            *,
+            number: _builtins.int = ...,
+            name: _builtins.str = ...,
+            applied_by: _builtins.str = ...,
+            applied_us: _builtins.int = ...,
+            seconds: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_by", b"applied_by", "applied_us", b"applied_us", "name", b"name", "number", b"number", "seconds", b"seconds"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Table(_message.Message):
+        """With its indexes. Rows as PostgreSQL last counted them."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        LIVE_FIELD_NUMBER: _builtins.int
+        DEAD_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        VACUUMED_US_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        live: _builtins.int
+        dead: _builtins.int
+        bytes: _builtins.int
+        vacuumed_us: _builtins.int
+        """0: never"""
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            live: _builtins.int = ...,
+            dead: _builtins.int = ...,
+            bytes: _builtins.int = ...,
+            vacuumed_us: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "dead", b"dead", "live", b"live", "name", b"name", "vacuumed_us", b"vacuumed_us"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Statement(_message.Message):
+        """Since statistics were reset."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        CALLS_FIELD_NUMBER: _builtins.int
+        TOTAL_MS_FIELD_NUMBER: _builtins.int
+        ROWS_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        calls: _builtins.int
+        total_ms: _builtins.float
+        rows: _builtins.int
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            calls: _builtins.int = ...,
+            total_ms: _builtins.float = ...,
+            rows: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "name", b"name", "rows", b"rows", "total_ms", b"total_ms"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    DATABASE_BYTES_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    MAX_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    OLDEST_TRANSACTION_SECONDS_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    HAS_STATEMENTS_FIELD_NUMBER: _builtins.int
+    STATEMENTS_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    database_bytes: _builtins.int
+    connections: _builtins.int
+    max_connections: _builtins.int
+    oldest_transaction_seconds: _builtins.float
+    has_statements: _builtins.bool
+    """false: pg_stat_statements is not installed"""
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """of the instance that answers"""
+
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def migrations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SystemInfo.Migration]: ...
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___SystemInfo.Table]: ...
+    @_builtins.property
+    def statements(self) -> _containers.RepeatedCompositeFieldContainer[Global___SystemInfo.Statement]:
+        """the slowest in all, slowest first"""
+
+    def __init__(
+        self,
+        *,
+        instance: _builtins.str = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        database_bytes: _builtins.int = ...,
+        connections: _builtins.int = ...,
+        max_connections: _builtins.int = ...,
+        oldest_transaction_seconds: _builtins.float = ...,
+        migrations: _abc.Iterable[Global___SystemInfo.Migration] | None = ...,
+        tables: _abc.Iterable[Global___SystemInfo.Table] | None = ...,
+        has_statements: _builtins.bool = ...,
+        statements: _abc.Iterable[Global___SystemInfo.Statement] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "database_bytes", b"database_bytes", "has_statements", b"has_statements", "instance", b"instance", "max_connections", b"max_connections", "migrations", b"migrations", "oldest_transaction_seconds", b"oldest_transaction_seconds", "settings", b"settings", "statements", b"statements", "tables", b"tables", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SystemInfo: _TypeAlias = SystemInfo  # noqa: Y015

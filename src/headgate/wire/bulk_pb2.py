@@ -25,45 +25,45 @@ _sym_db = _symbol_database.Default()
 from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headgate/v1/bulk.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"V\n\x0fListJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x14\n\x0coldest_first\x18\x04 \x01(\x08\"F\n\x10ListJobsResponse\x12\"\n\x04jobs\x18\x01 \x03(\x0b\x32\x14.headgate.v1.JobInfo\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"1\n\x10\x43ountJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05up_to\x18\x02 \x01(\r\"Z\n\x11\x43ountJobsResponse\x12\'\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"5\n\x15ListDeadGroupsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\x93\x01\n\tDeadGroup\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x12\x10\n\x08\x66irst_us\x18\x05 \x01(\x03\x12\x0f\n\x07last_us\x18\x06 \x01(\x03\x12\x11\n\tsample_id\x18\x07 \x01(\x0c\x12\x14\n\x0csample_error\x18\x08 \x01(\t\"b\n\x16ListDeadGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.headgate.v1.DeadGroup\x12\x11\n\tlooked_at\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"\x91\x01\n\x08\x42ulkPlan\x12\x0c\n\x04verb\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\x08priority\x18\x04 \x01(\x11H\x00\x88\x01\x01\x12\r\n\x05topic\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x06 \x01(\x03\x12\x12\n\nper_second\x18\x07 \x01(\rB\x0b\n\t_priority\"\x9c\x01\n\x0b\x42ulkPreview\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\'\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08\x65ligible\x18\x04 \x01(\x03\x12\r\n\x05\x65xact\x18\x05 \x01(\x08\x12$\n\x06sample\x18\x06 \x03(\x0b\x32\x14.headgate.v1.JobInfo\"C\n\x10StartBulkRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12#\n\x04plan\x18\x02 \x01(\x0b\x32\x15.headgate.v1.BulkPlan\"\xf5\x02\n\rBulkOperation\x12\n\n\x02id\x18\x01 \x01(\x0c\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.headgate.v1.BulkState\x12#\n\x04plan\x18\x03 \x01(\x0b\x32\x15.headgate.v1.BulkPlan\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x03\x12\x18\n\x10\x65xpected_exactly\x18\x05 \x01(\x08\x12\x0e\n\x06looked\x18\x06 \x01(\x03\x12\x0f\n\x07matched\x18\x07 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x08 \x01(\x03\x12\x0f\n\x07skipped\x18\t \x01(\x03\x12\x0e\n\x06\x65rrors\x18\n \x01(\x03\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x0b\n\x03who\x18\x0c \x01(\t\x12\x12\n\ncreated_us\x18\r \x01(\x03\x12\x12\n\nstarted_us\x18\x0e \x01(\x03\x12\x12\n\ntouched_us\x18\x0f \x01(\x03\x12\x13\n\x0b\x66inished_us\x18\x10 \x01(\x03\x12\x10\n\x08instance\x18\x11 \x01(\t\x12\x0e\n\x06topics\x18\x12 \x03(\t\"\x1c\n\x0eGetBulkRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"@\n\x0fListBulkRequest\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\"B\n\x10ListBulkResponse\x12.\n\noperations\x18\x01 \x03(\x0b\x32\x1a.headgate.v1.BulkOperation\"/\n\x11\x43\x61ncelBulkRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t*c\n\tBulkState\x12\x10\n\x0c\x42ULK_PENDING\x10\x00\x12\x10\n\x0c\x42ULK_RUNNING\x10\x01\x12\r\n\tBULK_DONE\x10\x02\x12\x12\n\x0e\x42ULK_CANCELLED\x10\x03\x12\x0f\n\x0b\x42ULK_FAILED\x10\x04\x32\xdc\x04\n\x0b\x42ulkService\x12G\n\x08ListJobs\x12\x1c.headgate.v1.ListJobsRequest\x1a\x1d.headgate.v1.ListJobsResponse\x12J\n\tCountJobs\x12\x1d.headgate.v1.CountJobsRequest\x1a\x1e.headgate.v1.CountJobsResponse\x12Y\n\x0eListDeadGroups\x12\".headgate.v1.ListDeadGroupsRequest\x1a#.headgate.v1.ListDeadGroupsResponse\x12>\n\x0bPreviewBulk\x12\x15.headgate.v1.BulkPlan\x1a\x18.headgate.v1.BulkPreview\x12\x46\n\tStartBulk\x12\x1d.headgate.v1.StartBulkRequest\x1a\x1a.headgate.v1.BulkOperation\x12\x42\n\x07GetBulk\x12\x1b.headgate.v1.GetBulkRequest\x1a\x1a.headgate.v1.BulkOperation\x12G\n\x08ListBulk\x12\x1c.headgate.v1.ListBulkRequest\x1a\x1d.headgate.v1.ListBulkResponse\x12H\n\nCancelBulk\x12\x1e.headgate.v1.CancelBulkRequest\x1a\x1a.headgate.v1.BulkOperationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headgate/v1/bulk.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/jobs.proto\"V\n\x0fListJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x14\n\x0coldest_first\x18\x04 \x01(\x08\"W\n\x10ListJobsResponse\x12\"\n\x04jobs\x18\x01 \x03(\x0b\x32\x14.headgate.v1.JobInfo\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"1\n\x10\x43ountJobsRequest\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\r\n\x05up_to\x18\x02 \x01(\r\"Z\n\x11\x43ountJobsResponse\x12\'\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"5\n\x15ListDeadGroupsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"\x93\x01\n\tDeadGroup\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x12\x10\n\x08\x66irst_us\x18\x05 \x01(\x03\x12\x0f\n\x07last_us\x18\x06 \x01(\x03\x12\x11\n\tsample_id\x18\x07 \x01(\x0c\x12\x14\n\x0csample_error\x18\x08 \x01(\t\"b\n\x16ListDeadGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.headgate.v1.DeadGroup\x12\x11\n\tlooked_at\x18\x02 \x01(\x03\x12\r\n\x05\x65xact\x18\x03 \x01(\x08\"\x91\x01\n\x08\x42ulkPlan\x12\x0c\n\x04verb\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\x08priority\x18\x04 \x01(\x11H\x00\x88\x01\x01\x12\r\n\x05topic\x18\x05 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x06 \x01(\x03\x12\x12\n\nper_second\x18\x07 \x01(\rB\x0b\n\t_priority\"\x9c\x01\n\x0b\x42ulkPreview\x12\x0e\n\x06\x66ilter\x18\x01 \x01(\t\x12\'\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08\x65ligible\x18\x04 \x01(\x03\x12\r\n\x05\x65xact\x18\x05 \x01(\x08\x12$\n\x06sample\x18\x06 \x03(\x0b\x32\x14.headgate.v1.JobInfo\"C\n\x10StartBulkRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12#\n\x04plan\x18\x02 \x01(\x0b\x32\x15.headgate.v1.BulkPlan\"\xf5\x02\n\rBulkOperation\x12\n\n\x02id\x18\x01 \x01(\x0c\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.headgate.v1.BulkState\x12#\n\x04plan\x18\x03 \x01(\x0b\x32\x15.headgate.v1.BulkPlan\x12\x10\n\x08\x65xpected\x18\x04 \x01(\x03\x12\x18\n\x10\x65xpected_exactly\x18\x05 \x01(\x08\x12\x0e\n\x06looked\x18\x06 \x01(\x03\x12\x0f\n\x07matched\x18\x07 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x08 \x01(\x03\x12\x0f\n\x07skipped\x18\t \x01(\x03\x12\x0e\n\x06\x65rrors\x18\n \x01(\x03\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x0b\n\x03who\x18\x0c \x01(\t\x12\x12\n\ncreated_us\x18\r \x01(\x03\x12\x12\n\nstarted_us\x18\x0e \x01(\x03\x12\x12\n\ntouched_us\x18\x0f \x01(\x03\x12\x13\n\x0b\x66inished_us\x18\x10 \x01(\x03\x12\x10\n\x08instance\x18\x11 \x01(\t\x12\x0e\n\x06topics\x18\x12 \x03(\t\"\x1c\n\x0eGetBulkRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\"@\n\x0fListBulkRequest\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\"B\n\x10ListBulkResponse\x12.\n\noperations\x18\x01 \x03(\x0b\x32\x1a.headgate.v1.BulkOperation\"/\n\x11\x43\x61ncelBulkRequest\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t*c\n\tBulkState\x12\x10\n\x0c\x42ULK_PENDING\x10\x00\x12\x10\n\x0c\x42ULK_RUNNING\x10\x01\x12\r\n\tBULK_DONE\x10\x02\x12\x12\n\x0e\x42ULK_CANCELLED\x10\x03\x12\x0f\n\x0b\x42ULK_FAILED\x10\x04\x32\xdc\x04\n\x0b\x42ulkService\x12G\n\x08ListJobs\x12\x1c.headgate.v1.ListJobsRequest\x1a\x1d.headgate.v1.ListJobsResponse\x12J\n\tCountJobs\x12\x1d.headgate.v1.CountJobsRequest\x1a\x1e.headgate.v1.CountJobsResponse\x12Y\n\x0eListDeadGroups\x12\".headgate.v1.ListDeadGroupsRequest\x1a#.headgate.v1.ListDeadGroupsResponse\x12>\n\x0bPreviewBulk\x12\x15.headgate.v1.BulkPlan\x1a\x18.headgate.v1.BulkPreview\x12\x46\n\tStartBulk\x12\x1d.headgate.v1.StartBulkRequest\x1a\x1a.headgate.v1.BulkOperation\x12\x42\n\x07GetBulk\x12\x1b.headgate.v1.GetBulkRequest\x1a\x1a.headgate.v1.BulkOperation\x12G\n\x08ListBulk\x12\x1c.headgate.v1.ListBulkRequest\x1a\x1d.headgate.v1.ListBulkResponse\x12H\n\nCancelBulk\x12\x1e.headgate.v1.CancelBulkRequest\x1a\x1a.headgate.v1.BulkOperationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headgate.wire.bulk_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BULKSTATE']._serialized_start=1636
-  _globals['_BULKSTATE']._serialized_end=1735
+  _globals['_BULKSTATE']._serialized_start=1653
+  _globals['_BULKSTATE']._serialized_end=1752
   _globals['_LISTJOBSREQUEST']._serialized_start=63
   _globals['_LISTJOBSREQUEST']._serialized_end=149
   _globals['_LISTJOBSRESPONSE']._serialized_start=151
-  _globals['_LISTJOBSRESPONSE']._serialized_end=221
-  _globals['_COUNTJOBSREQUEST']._serialized_start=223
-  _globals['_COUNTJOBSREQUEST']._serialized_end=272
-  _globals['_COUNTJOBSRESPONSE']._serialized_start=274
-  _globals['_COUNTJOBSRESPONSE']._serialized_end=364
-  _globals['_LISTDEADGROUPSREQUEST']._serialized_start=366
-  _globals['_LISTDEADGROUPSREQUEST']._serialized_end=419
-  _globals['_DEADGROUP']._serialized_start=422
-  _globals['_DEADGROUP']._serialized_end=569
-  _globals['_LISTDEADGROUPSRESPONSE']._serialized_start=571
-  _globals['_LISTDEADGROUPSRESPONSE']._serialized_end=669
-  _globals['_BULKPLAN']._serialized_start=672
-  _globals['_BULKPLAN']._serialized_end=817
-  _globals['_BULKPREVIEW']._serialized_start=820
-  _globals['_BULKPREVIEW']._serialized_end=976
-  _globals['_STARTBULKREQUEST']._serialized_start=978
-  _globals['_STARTBULKREQUEST']._serialized_end=1045
-  _globals['_BULKOPERATION']._serialized_start=1048
-  _globals['_BULKOPERATION']._serialized_end=1421
-  _globals['_GETBULKREQUEST']._serialized_start=1423
-  _globals['_GETBULKREQUEST']._serialized_end=1451
-  _globals['_LISTBULKREQUEST']._serialized_start=1453
-  _globals['_LISTBULKREQUEST']._serialized_end=1517
-  _globals['_LISTBULKRESPONSE']._serialized_start=1519
-  _globals['_LISTBULKRESPONSE']._serialized_end=1585
-  _globals['_CANCELBULKREQUEST']._serialized_start=1587
-  _globals['_CANCELBULKREQUEST']._serialized_end=1634
-  _globals['_BULKSERVICE']._serialized_start=1738
-  _globals['_BULKSERVICE']._serialized_end=2342
+  _globals['_LISTJOBSRESPONSE']._serialized_end=238
+  _globals['_COUNTJOBSREQUEST']._serialized_start=240
+  _globals['_COUNTJOBSREQUEST']._serialized_end=289
+  _globals['_COUNTJOBSRESPONSE']._serialized_start=291
+  _globals['_COUNTJOBSRESPONSE']._serialized_end=381
+  _globals['_LISTDEADGROUPSREQUEST']._serialized_start=383
+  _globals['_LISTDEADGROUPSREQUEST']._serialized_end=436
+  _globals['_DEADGROUP']._serialized_start=439
+  _globals['_DEADGROUP']._serialized_end=586
+  _globals['_LISTDEADGROUPSRESPONSE']._serialized_start=588
+  _globals['_LISTDEADGROUPSRESPONSE']._serialized_end=686
+  _globals['_BULKPLAN']._serialized_start=689
+  _globals['_BULKPLAN']._serialized_end=834
+  _globals['_BULKPREVIEW']._serialized_start=837
+  _globals['_BULKPREVIEW']._serialized_end=993
+  _globals['_STARTBULKREQUEST']._serialized_start=995
+  _globals['_STARTBULKREQUEST']._serialized_end=1062
+  _globals['_BULKOPERATION']._serialized_start=1065
+  _globals['_BULKOPERATION']._serialized_end=1438
+  _globals['_GETBULKREQUEST']._serialized_start=1440
+  _globals['_GETBULKREQUEST']._serialized_end=1468
+  _globals['_LISTBULKREQUEST']._serialized_start=1470
+  _globals['_LISTBULKREQUEST']._serialized_end=1534
+  _globals['_LISTBULKRESPONSE']._serialized_start=1536
+  _globals['_LISTBULKRESPONSE']._serialized_end=1602
+  _globals['_CANCELBULKREQUEST']._serialized_start=1604
+  _globals['_CANCELBULKREQUEST']._serialized_end=1651
+  _globals['_BULKSERVICE']._serialized_start=1755
+  _globals['_BULKSERVICE']._serialized_end=2359
 # @@protoc_insertion_point(module_scope)

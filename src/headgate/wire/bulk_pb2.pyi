@@ -83,8 +83,11 @@ class ListJobsResponse(_message.Message):
 
     JOBS_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
     """empty: this is the last page"""
+    partial: _builtins.bool
+    """the page is short: 10,000 jobs were looked at, and the next page continues"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.JobInfo]: ...
     def __init__(
@@ -92,10 +95,11 @@ class ListJobsResponse(_message.Message):
         *,
         jobs: _abc.Iterable[_jobs_pb2.JobInfo] | None = ...,
         cursor: _builtins.str = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "jobs", b"jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "jobs", b"jobs", "partial", b"partial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,6 +181,8 @@ Global___ListDeadGroupsRequest: _TypeAlias = ListDeadGroupsRequest  # noqa: Y015
 
 @_typing.final
 class DeadGroup(_message.Message):
+    """Dead jobs, or failed attempts, of one topic with similar errors."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int

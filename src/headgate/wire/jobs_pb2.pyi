@@ -486,6 +486,8 @@ class JobInfo(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
     DEADLINE_US_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    OLDER_EVENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     tenant: _builtins.str
     topic: _builtins.str
@@ -514,13 +516,15 @@ class JobInfo(_message.Message):
     batch_id: _builtins.bytes
     deadline_us: _builtins.int
     """0: none"""
+    older_events: _builtins.bool
+    """there are events before the first of `events`"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]:
-        """only when requested, oldest first"""
+        """only when requested: the newest 1,000, oldest of them first"""
 
     @_builtins.property
     def parents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relation]:
@@ -533,6 +537,10 @@ class JobInfo(_message.Message):
     @_builtins.property
     def lineage(self) -> Global___Lineage:
         """of a job created by a schedule"""
+
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the order of the alphabet"""
 
     def __init__(
         self,
@@ -566,10 +574,12 @@ class JobInfo(_message.Message):
         batch_id: _builtins.bytes = ...,
         lineage: Global___Lineage | None = ...,
         deadline_us: _builtins.int = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        older_events: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "older_events", b"older_events", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tags", b"tags", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -701,9 +711,10 @@ class Event(_message.Message):
     ERROR_TYPE_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     ERROR_TRACE_FIELD_NUMBER: _builtins.int
+    NO_FIELD_NUMBER: _builtins.int
     at_us: _builtins.int
     kind: _builtins.str
-    """failed, nacked, lapsed, abandoned, snoozed, cancel_requested, cancelled, redriven, …"""
+    """failed, nacked, lease_expired, abandoned, snoozed, cancel_requested, cancelled, redriven, …"""
     epoch: _builtins.int
     attempt: _builtins.int
     state: Global___State.ValueType
@@ -715,6 +726,8 @@ class Event(_message.Message):
     error_type: _builtins.str
     error_message: _builtins.str
     error_trace: _builtins.str
+    no: _builtins.int
+    """its number: the cursor for older events"""
     def __init__(
         self,
         *,
@@ -731,10 +744,11 @@ class Event(_message.Message):
         error_type: _builtins.str = ...,
         error_message: _builtins.str = ...,
         error_trace: _builtins.str = ...,
+        no: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at_us", b"at_us", "attempt", b"attempt", "claimed_us", b"claimed_us", "epoch", b"epoch", "error_message", b"error_message", "error_trace", b"error_trace", "error_type", b"error_type", "kind", b"kind", "reason", b"reason", "run_at_us", b"run_at_us", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at_us", b"at_us", "attempt", b"attempt", "claimed_us", b"claimed_us", "epoch", b"epoch", "error_message", b"error_message", "error_trace", b"error_trace", "error_type", b"error_type", "kind", b"kind", "no", b"no", "reason", b"reason", "run_at_us", b"run_at_us", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

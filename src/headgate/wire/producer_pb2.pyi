@@ -593,10 +593,13 @@ class GetJobRequest(_message.Message):
     WITH_PAYLOAD_FIELD_NUMBER: _builtins.int
     WITH_RESULT_FIELD_NUMBER: _builtins.int
     WITH_EVENTS_FIELD_NUMBER: _builtins.int
+    EVENTS_BEFORE_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     with_payload: _builtins.bool
     with_result: _builtins.bool
     with_events: _builtins.bool
+    events_before: _builtins.int
+    """only events before the one with this number; 0: the newest"""
     def __init__(
         self,
         *,
@@ -604,10 +607,11 @@ class GetJobRequest(_message.Message):
         with_payload: _builtins.bool = ...,
         with_result: _builtins.bool = ...,
         with_events: _builtins.bool = ...,
+        events_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "with_events", b"with_events", "with_payload", b"with_payload", "with_result", b"with_result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_before", b"events_before", "id", b"id", "with_events", b"with_events", "with_payload", b"with_payload", "with_result", b"with_result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,8 @@
 isort:skip_file
 Topics: rules and limits, changed at run time. Reading requires the scope `read`, changing `operate`, declaring `work`.
 
+All settings of a topic together are its policy: one document with a version, which grows with every change.
+
 Each rule has an origin. What an operator has set wins until it is released; else the newest declaration counts; else the
 default. A job that is submitted with an option of its own keeps that.
 """
@@ -90,6 +92,11 @@ class TopicSettings(_message.Message):
     KEEP_CANCELLED_MS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_SCHEMA_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    MAX_CONSUMERS_FIELD_NUMBER: _builtins.int
+    MAX_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     max_attempts: _builtins.int
     """Defaults for jobs submitted from now on."""
     ageing_step_us: _builtins.int
@@ -108,6 +115,16 @@ class TopicSettings(_message.Message):
     """More defaults for jobs submitted from now on."""
     time_limit_ms: _builtins.int
     """Maximum duration of one attempt, sent to workers with each delivery; 0: no limit. Not set: what the handler declares."""
+    lease_ms: _builtins.int
+    """Lease of claims that ask for none: 1 s to 24 h. Not set: the server's. Of several topics in one request, the longest."""
+    payload_schema: _builtins.str
+    """JSON Schema, as JSON text of at most 64 KiB. A submit whose payload does not match is refused: payload_mismatch."""
+    dead_letter_topic: _builtins.str
+    """A job that dies is also submitted to this topic, in the same transaction. A job that was made so is not submitted again."""
+    max_consumers: _builtins.int
+    """Worker sessions that receive jobs of the topic at once; the others wait as stand-by."""
+    max_payload_bytes: _builtins.int
+    """Larger payloads are refused at submit; at most the limit of the server counts."""
     @_builtins.property
     def retry(self) -> _producer_pb2.RetryPolicy: ...
     @_builtins.property
@@ -132,13 +149,20 @@ class TopicSettings(_message.Message):
         keep_cancelled_ms: _builtins.int | None = ...,
         priority: _builtins.int | None = ...,
         time_limit_ms: _builtins.int | None = ...,
+        lease_ms: _builtins.int | None = ...,
+        payload_schema: _builtins.str | None = ...,
+        dead_letter_topic: _builtins.str | None = ...,
+        max_consumers: _builtins.int | None = ...,
+        max_payload_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_fair_by_key", b"_fair_by_key", "_keep_cancelled_ms", b"_keep_cancelled_ms", "_keep_completed_ms", b"_keep_completed_ms", "_keep_dead_ms", b"_keep_dead_ms", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "_priority", b"_priority", "_time_limit_ms", b"_time_limit_ms", "ageing_step_us", b"ageing_step_us", "fair_by_key", b"fair_by_key", "keep_cancelled_ms", b"keep_cancelled_ms", "keep_completed_ms", b"keep_completed_ms", "keep_dead_ms", b"keep_dead_ms", "key_rate", b"key_rate", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "priority", b"priority", "rate", b"rate", "retry", b"retry", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_dead_letter_topic", b"_dead_letter_topic", "_fair_by_key", b"_fair_by_key", "_keep_cancelled_ms", b"_keep_cancelled_ms", "_keep_completed_ms", b"_keep_completed_ms", "_keep_dead_ms", b"_keep_dead_ms", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_consumers", b"_max_consumers", "_max_payload_bytes", b"_max_payload_bytes", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "_payload_schema", b"_payload_schema", "_priority", b"_priority", "_time_limit_ms", b"_time_limit_ms", "ageing_step_us", b"ageing_step_us", "dead_letter_topic", b"dead_letter_topic", "fair_by_key", b"fair_by_key", "keep_cancelled_ms", b"keep_cancelled_ms", "keep_completed_ms", b"keep_completed_ms", "keep_dead_ms", b"keep_dead_ms", "key_rate", b"key_rate", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_consumers", b"max_consumers", "max_payload_bytes", b"max_payload_bytes", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "payload_schema", b"payload_schema", "priority", b"priority", "rate", b"rate", "retry", b"retry", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_fair_by_key", b"_fair_by_key", "_keep_cancelled_ms", b"_keep_cancelled_ms", "_keep_completed_ms", b"_keep_completed_ms", "_keep_dead_ms", b"_keep_dead_ms", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "_priority", b"_priority", "_time_limit_ms", b"_time_limit_ms", "ageing_step_us", b"ageing_step_us", "fair_by_key", b"fair_by_key", "keep_cancelled_ms", b"keep_cancelled_ms", "keep_completed_ms", b"keep_completed_ms", "keep_dead_ms", b"keep_dead_ms", "key_rate", b"key_rate", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "priority", b"priority", "rate", b"rate", "retry", b"retry", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us", "_dead_letter_topic", b"_dead_letter_topic", "_fair_by_key", b"_fair_by_key", "_keep_cancelled_ms", b"_keep_cancelled_ms", "_keep_completed_ms", b"_keep_completed_ms", "_keep_dead_ms", b"_keep_dead_ms", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_backlog", b"_max_backlog", "_max_consumers", b"_max_consumers", "_max_payload_bytes", b"_max_payload_bytes", "_max_running", b"_max_running", "_max_running_per_key", b"_max_running_per_key", "_ordered_by_key", b"_ordered_by_key", "_payload_schema", b"_payload_schema", "_priority", b"_priority", "_time_limit_ms", b"_time_limit_ms", "ageing_step_us", b"ageing_step_us", "dead_letter_topic", b"dead_letter_topic", "fair_by_key", b"fair_by_key", "keep_cancelled_ms", b"keep_cancelled_ms", "keep_completed_ms", b"keep_completed_ms", "keep_dead_ms", b"keep_dead_ms", "key_rate", b"key_rate", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_backlog", b"max_backlog", "max_consumers", b"max_consumers", "max_payload_bytes", b"max_payload_bytes", "max_running", b"max_running", "max_running_per_key", b"max_running_per_key", "ordered_by_key", b"ordered_by_key", "payload_schema", b"payload_schema", "priority", b"priority", "rate", b"rate", "retry", b"retry", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ageing_step_us: _TypeAlias = _typing.Literal["ageing_step_us"]  # noqa: Y015
     _WhichOneofArgType__ageing_step_us: _TypeAlias = _typing.Literal["_ageing_step_us", b"_ageing_step_us"]  # noqa: Y015
+    _WhichOneofReturnType__dead_letter_topic: _TypeAlias = _typing.Literal["dead_letter_topic"]  # noqa: Y015
+    _WhichOneofArgType__dead_letter_topic: _TypeAlias = _typing.Literal["_dead_letter_topic", b"_dead_letter_topic"]  # noqa: Y015
     _WhichOneofReturnType__fair_by_key: _TypeAlias = _typing.Literal["fair_by_key"]  # noqa: Y015
     _WhichOneofArgType__fair_by_key: _TypeAlias = _typing.Literal["_fair_by_key", b"_fair_by_key"]  # noqa: Y015
     _WhichOneofReturnType__keep_cancelled_ms: _TypeAlias = _typing.Literal["keep_cancelled_ms"]  # noqa: Y015
@@ -147,22 +171,32 @@ class TopicSettings(_message.Message):
     _WhichOneofArgType__keep_completed_ms: _TypeAlias = _typing.Literal["_keep_completed_ms", b"_keep_completed_ms"]  # noqa: Y015
     _WhichOneofReturnType__keep_dead_ms: _TypeAlias = _typing.Literal["keep_dead_ms"]  # noqa: Y015
     _WhichOneofArgType__keep_dead_ms: _TypeAlias = _typing.Literal["_keep_dead_ms", b"_keep_dead_ms"]  # noqa: Y015
+    _WhichOneofReturnType__lease_ms: _TypeAlias = _typing.Literal["lease_ms"]  # noqa: Y015
+    _WhichOneofArgType__lease_ms: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_attempts: _TypeAlias = _typing.Literal["max_attempts"]  # noqa: Y015
     _WhichOneofArgType__max_attempts: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015
     _WhichOneofReturnType__max_backlog: _TypeAlias = _typing.Literal["max_backlog"]  # noqa: Y015
     _WhichOneofArgType__max_backlog: _TypeAlias = _typing.Literal["_max_backlog", b"_max_backlog"]  # noqa: Y015
+    _WhichOneofReturnType__max_consumers: _TypeAlias = _typing.Literal["max_consumers"]  # noqa: Y015
+    _WhichOneofArgType__max_consumers: _TypeAlias = _typing.Literal["_max_consumers", b"_max_consumers"]  # noqa: Y015
+    _WhichOneofReturnType__max_payload_bytes: _TypeAlias = _typing.Literal["max_payload_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_payload_bytes: _TypeAlias = _typing.Literal["_max_payload_bytes", b"_max_payload_bytes"]  # noqa: Y015
     _WhichOneofReturnType__max_running: _TypeAlias = _typing.Literal["max_running"]  # noqa: Y015
     _WhichOneofArgType__max_running: _TypeAlias = _typing.Literal["_max_running", b"_max_running"]  # noqa: Y015
     _WhichOneofReturnType__max_running_per_key: _TypeAlias = _typing.Literal["max_running_per_key"]  # noqa: Y015
     _WhichOneofArgType__max_running_per_key: _TypeAlias = _typing.Literal["_max_running_per_key", b"_max_running_per_key"]  # noqa: Y015
     _WhichOneofReturnType__ordered_by_key: _TypeAlias = _typing.Literal["ordered_by_key"]  # noqa: Y015
     _WhichOneofArgType__ordered_by_key: _TypeAlias = _typing.Literal["_ordered_by_key", b"_ordered_by_key"]  # noqa: Y015
+    _WhichOneofReturnType__payload_schema: _TypeAlias = _typing.Literal["payload_schema"]  # noqa: Y015
+    _WhichOneofArgType__payload_schema: _TypeAlias = _typing.Literal["_payload_schema", b"_payload_schema"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__time_limit_ms: _TypeAlias = _typing.Literal["time_limit_ms"]  # noqa: Y015
     _WhichOneofArgType__time_limit_ms: _TypeAlias = _typing.Literal["_time_limit_ms", b"_time_limit_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ageing_step_us) -> _WhichOneofReturnType__ageing_step_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter_topic) -> _WhichOneofReturnType__dead_letter_topic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fair_by_key) -> _WhichOneofReturnType__fair_by_key | None: ...
     @_typing.overload
@@ -172,15 +206,23 @@ class TopicSettings(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_dead_ms) -> _WhichOneofReturnType__keep_dead_ms | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_ms) -> _WhichOneofReturnType__lease_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attempts) -> _WhichOneofReturnType__max_attempts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_backlog) -> _WhichOneofReturnType__max_backlog | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_consumers) -> _WhichOneofReturnType__max_consumers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_payload_bytes) -> _WhichOneofReturnType__max_payload_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_running) -> _WhichOneofReturnType__max_running | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_running_per_key) -> _WhichOneofReturnType__max_running_per_key | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ordered_by_key) -> _WhichOneofReturnType__ordered_by_key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_schema) -> _WhichOneofReturnType__payload_schema | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
@@ -314,6 +356,9 @@ class TopicInfo(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     DECLARED_FIELD_NUMBER: _builtins.int
     CONFLICT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     created_us: _builtins.int
     changed_us: _builtins.int
@@ -322,6 +367,12 @@ class TopicInfo(_message.Message):
     """counted against max_running or rate"""
     tokens: _builtins.float
     """jobs that the rate allows to start now"""
+    version: _builtins.int
+    """of the policy; 0: nothing was ever declared or set"""
+    consumers: _builtins.int
+    """worker sessions that receive its jobs; set with max_consumers only"""
+    standby: _builtins.int
+    """worker sessions that wait to receive them"""
     @_builtins.property
     def settings(self) -> Global___TopicSettings: ...
     @_builtins.property
@@ -353,17 +404,28 @@ class TopicInfo(_message.Message):
         origins: _abc.Mapping[_builtins.str, Global___RuleOrigin] | None = ...,
         declared: Global___Declaration | None = ...,
         conflict: Global___Declaration | None = ...,
+        version: _builtins.int = ...,
+        consumers: _builtins.int | None = ...,
+        standby: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_running", b"_running", "_tokens", b"_tokens", "conflict", b"conflict", "declared", b"declared", "running", b"running", "settings", b"settings", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_consumers", b"_consumers", "_running", b"_running", "_standby", b"_standby", "_tokens", b"_tokens", "conflict", b"conflict", "consumers", b"consumers", "declared", b"declared", "running", b"running", "settings", b"settings", "standby", b"standby", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_running", b"_running", "_tokens", b"_tokens", "changed_us", b"changed_us", "conflict", b"conflict", "counts", b"counts", "created_us", b"created_us", "declared", b"declared", "name", b"name", "origins", b"origins", "running", b"running", "settings", b"settings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consumers", b"_consumers", "_running", b"_running", "_standby", b"_standby", "_tokens", b"_tokens", "changed_us", b"changed_us", "conflict", b"conflict", "consumers", b"consumers", "counts", b"counts", "created_us", b"created_us", "declared", b"declared", "name", b"name", "origins", b"origins", "running", b"running", "settings", b"settings", "standby", b"standby", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__consumers: _TypeAlias = _typing.Literal["consumers"]  # noqa: Y015
+    _WhichOneofArgType__consumers: _TypeAlias = _typing.Literal["_consumers", b"_consumers"]  # noqa: Y015
     _WhichOneofReturnType__running: _TypeAlias = _typing.Literal["running"]  # noqa: Y015
     _WhichOneofArgType__running: _TypeAlias = _typing.Literal["_running", b"_running"]  # noqa: Y015
+    _WhichOneofReturnType__standby: _TypeAlias = _typing.Literal["standby"]  # noqa: Y015
+    _WhichOneofArgType__standby: _TypeAlias = _typing.Literal["_standby", b"_standby"]  # noqa: Y015
     _WhichOneofReturnType__tokens: _TypeAlias = _typing.Literal["tokens"]  # noqa: Y015
     _WhichOneofArgType__tokens: _TypeAlias = _typing.Literal["_tokens", b"_tokens"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consumers) -> _WhichOneofReturnType__consumers | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__running) -> _WhichOneofReturnType__running | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__standby) -> _WhichOneofReturnType__standby | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens) -> _WhichOneofReturnType__tokens | None: ...
 
@@ -468,6 +530,211 @@ class SetTopicRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetTopicRequest: _TypeAlias = SetTopicRequest  # noqa: Y015
+
+@_typing.final
+class ApplyTopicRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    CLEAR_FIELD_NUMBER: _builtins.int
+    PRUNE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """created if it does not exist, unless dry_run is set"""
+    prune: _builtins.bool
+    """release settings of operators that the document does not name"""
+    version: _builtins.int
+    """only if the policy has this version, else version_conflict; 0: it never changed"""
+    dry_run: _builtins.bool
+    """write nothing, and answer what would change"""
+    reason: _builtins.str
+    @_builtins.property
+    def settings(self) -> Global___TopicSettings: ...
+    @_builtins.property
+    def clear(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of settings that the document sets to no value"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        settings: Global___TopicSettings | None = ...,
+        clear: _abc.Iterable[_builtins.str] | None = ...,
+        prune: _builtins.bool = ...,
+        version: _builtins.int | None = ...,
+        dry_run: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "settings", b"settings", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "clear", b"clear", "dry_run", b"dry_run", "name", b"name", "prune", b"prune", "reason", b"reason", "settings", b"settings", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___ApplyTopicRequest: _TypeAlias = ApplyTopicRequest  # noqa: Y015
+
+@_typing.final
+class ApplyTopicResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BEFORE_VERSION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    before_version: _builtins.int
+    dry_run: _builtins.bool
+    @_builtins.property
+    def topic(self) -> Global___TopicInfo:
+        """as it is now; not set: it does not exist"""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyChange]:
+        """empty: nothing changes"""
+
+    def __init__(
+        self,
+        *,
+        topic: Global___TopicInfo | None = ...,
+        before_version: _builtins.int = ...,
+        changes: _abc.Iterable[Global___PolicyChange] | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_version", b"before_version", "changes", b"changes", "dry_run", b"dry_run", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyTopicResponse: _TypeAlias = ApplyTopicResponse  # noqa: Y015
+
+@_typing.final
+class PolicyChange(_message.Message):
+    """What becomes of one setting. `before` and `after` have this setting only; not set there: no value, or a flag that is off."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTING_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    BEFORE_ORIGIN_FIELD_NUMBER: _builtins.int
+    AFTER_ORIGIN_FIELD_NUMBER: _builtins.int
+    setting: _builtins.str
+    before_origin: Global___Origin.ValueType
+    after_origin: Global___Origin.ValueType
+    @_builtins.property
+    def before(self) -> Global___TopicSettings: ...
+    @_builtins.property
+    def after(self) -> Global___TopicSettings: ...
+    def __init__(
+        self,
+        *,
+        setting: _builtins.str = ...,
+        before: Global___TopicSettings | None = ...,
+        after: Global___TopicSettings | None = ...,
+        before_origin: Global___Origin.ValueType = ...,
+        after_origin: Global___Origin.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_origin", b"after_origin", "before", b"before", "before_origin", b"before_origin", "setting", b"setting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyChange: _TypeAlias = PolicyChange  # noqa: Y015
+
+@_typing.final
+class ListTopicVersionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    before: _builtins.int
+    """the last version of the previous page; 0: from the newest on"""
+    limit: _builtins.int
+    """0: 100"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        before: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "limit", b"limit", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTopicVersionsRequest: _TypeAlias = ListTopicVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListTopicVersionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyVersion]: ...
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[Global___PolicyVersion] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTopicVersionsResponse: _TypeAlias = ListTopicVersionsResponse  # noqa: Y015
+
+@_typing.final
+class PolicyVersion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    AT_US_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    at_us: _builtins.int
+    actor: _builtins.str
+    verb: _builtins.str
+    """configure_topic, apply_topic, release_topic, declare_topic"""
+    reason: _builtins.str
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyChange]: ...
+    @_builtins.property
+    def settings(self) -> Global___TopicSettings:
+        """what operators have set in this version"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        at_us: _builtins.int = ...,
+        actor: _builtins.str = ...,
+        verb: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        changes: _abc.Iterable[Global___PolicyChange] | None = ...,
+        settings: Global___TopicSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "at_us", b"at_us", "changes", b"changes", "reason", b"reason", "settings", b"settings", "verb", b"verb", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyVersion: _TypeAlias = PolicyVersion  # noqa: Y015
 
 @_typing.final
 class ReleaseTopicRequest(_message.Message):

@@ -76,6 +76,7 @@ class Hello(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    CLOCK_US_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Names this worker process, for people and admin commands. Every process needs its own id: on one instance a newer stream
     with the same id replaces the older one, even with another incarnation. While a worker is connected, its id belongs to
@@ -91,6 +92,8 @@ class Hello(_message.Message):
     worker_id: only undeclared jobs of this incarnation are returned. 0: none; undeclared jobs return when their lease
     expires.
     """
+    clock_us: _builtins.int
+    """what the clock of this worker shows, so that people see a difference; 0: not known"""
     @_builtins.property
     def held(self) -> Global___Held:
         """After a reconnect: the jobs that this worker still holds, started or not. With `resumed` and an incarnation, jobs that
@@ -106,10 +109,11 @@ class Hello(_message.Message):
         held: Global___Held | None = ...,
         resumed: _builtins.bool = ...,
         incarnation: _builtins.int = ...,
+        clock_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "clock_us", b"clock_us", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,7 +158,7 @@ class Ready(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     lease_seconds: _builtins.int
-    """0: the server's default"""
+    """0: that of the topics, the longest of several; without one, the server's default"""
     count: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -345,6 +349,7 @@ class ServerFrame(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ERROR_SEQ_FIELD_NUMBER: _builtins.int
     QUIETED_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     error_seq: _builtins.int
     """seq of the Outcomes that the error refers to, which were not written; 0: none"""
     @_builtins.property
@@ -373,6 +378,8 @@ class ServerFrame(_message.Message):
 
     @_builtins.property
     def quieted(self) -> Global___Quieted: ...
+    @_builtins.property
+    def standby(self) -> Global___Standby: ...
     def __init__(
         self,
         *,
@@ -386,10 +393,11 @@ class ServerFrame(_message.Message):
         error: _jobs_pb2.Error | None = ...,
         error_seq: _builtins.int = ...,
         quieted: Global___Quieted | None = ...,
+        standby: Global___Standby | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts", "standby", b"standby"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "error_seq", b"error_seq", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "error_seq", b"error_seq", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts", "standby", b"standby"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -635,6 +643,30 @@ class Quieted(_message.Message):
 Global___Quieted: _TypeAlias = Quieted  # noqa: Y015
 
 @_typing.final
+class Standby(_message.Message):
+    """Topics of which this stream gets no jobs for now, because as many streams receive them as their max_consumers permits. Sent when
+    that changes. It needs no answer: the credit stays, and counts for these topics as soon as a place is free.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standby: _TypeAlias = Standby  # noqa: Y015
+
+@_typing.final
 class Drain(_message.Message):
     """The instance is shutting down: finish started jobs, abandon the others, then connect to another instance."""
 
@@ -665,6 +697,7 @@ class StreamJobsRequest(_message.Message):
     MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     lease_seconds: _builtins.int
+    """as in ClaimRequest"""
     max_in_flight: _builtins.int
     """the credit: each reported outcome allows one more job"""
     @_builtins.property
@@ -732,6 +765,7 @@ class HeartbeatRequest(_message.Message):
     worker_id: _builtins.str
     """counts as a heartbeat of this worker if it is connected with the same credential"""
     lease_seconds: _builtins.int
+    """from now; 0: for each job that of its topic, without one the server's default"""
     @_builtins.property
     def held(self) -> Global___Held: ...
     @_builtins.property
@@ -849,6 +883,7 @@ class ClaimRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     lease_seconds: _builtins.int
+    """0: that of the topics, the longest of several; without one, the server's default"""
     count: _builtins.int
     wait_ms: _builtins.int
     """how long to wait for the first job"""
