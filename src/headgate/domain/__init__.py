@@ -8,7 +8,7 @@ What lives here, and who leans on it:
 - `limits`, `validation`: every limit once, and the checks beside it. What passes here is accepted by the database:
   flushes carry many callers' rows, and one bad row found only by PostgreSQL would fail its neighbours.
 - `ids`: job ids sort by time and are chosen before the first send, so a repeated submit is the same job.
-- `errors`: one tree; every `code` keeps its meaning for ever.
+- `errors`: one tree; every `code` keeps its meaning forever.
 
 `now` and entropy are arguments. That makes each rule a table a test can walk through, and leaves the decision whose
 clock counts (the database's) to the layer that can ask it.

@@ -6,18 +6,20 @@ ended later are not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.filter_parser import parse
+from headgate.domain.filter_parser import parse, topic_term
 from headgate.domain.filters import Field, JobFilter, Term
 from headgate.domain.ids import JobId
+from headgate.domain.redaction import Redaction
 from headgate.domain.states import State
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import (
     check_delay,
     check_integer,
@@ -168,7 +170,7 @@ class BulkOperation:
     verb: Verb
     state: Progress
     filter: str
-    topics: frozenset[str] | None
+    topics: TopicSet | None
     parameters: Mapping[str, object]
     per_second: int | None
     as_of: datetime
@@ -205,15 +207,22 @@ class JobLine:
     claimed_at: datetime | None
     finished_at: datetime | None
     last_error: str | None
-    topic: str = ""  # looked up last
+    topic: str = ""  # looked up last, as are the tags
+    tags: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
-    """A page of jobs. Only an empty cursor is the end: a page can be short although more pages follow."""
+    """A page of jobs. Only an empty cursor is the end: a page can be short although more pages follow.
+
+    `read_at` is when it was read, by the clock of the database. `partial`: it is short, since a page looks at a bounded
+    number of jobs (limits.LIST_LOOK_AT).
+    """
 
     jobs: list[JobLine]
     cursor: str
+    read_at: datetime
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +239,15 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobList:
+    """A page of jobs, and how many match without the states of the filter; None: only counting them would tell."""
+
+    filter: JobFilter
+    page: JobPage
+    counted: Counted | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """What an operation would change."""
 
@@ -241,7 +259,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroup:
-    """Dead jobs of one topic with similar errors."""
+    """Dead jobs, or failed attempts, of one topic with similar errors."""
 
     topic: str
     group: str
@@ -253,6 +271,12 @@ class DeadGroup:
     sample_error: str
 
 
+def masked_group(group: DeadGroup, redaction: Redaction) -> DeadGroup:
+    """The group as it is shown to people: its title is made of an error, and has the secrets of that error."""
+    masked = redaction.masked_text
+    return replace(group, title=masked(group.title), sample_error=masked(group.sample_error))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroups:
     """Groups of the newest dead letters, largest first. `exact` False: older ones were not read."""
@@ -260,6 +284,16 @@ class DeadGroups:
     groups: list[DeadGroup] = field(default_factory=list)
     looked_at: int = 0
     exact: bool = True
+
+
+def dead_filter(topic: str = "", *, group: str = "", filter: str = "") -> str:  # noqa: A002 - the name in the API
+    """The filter for dead jobs of a topic (with wildcards) and an error group."""
+    terms = [Term(field=Field.STATE, values=(State.DEAD,))]
+    if topic:
+        terms.append(topic_term(topic))
+    if group:
+        terms.extend(parse(f"error_group:{group}").terms)
+    return str(parse(filter).also(*terms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,5 +319,5 @@ class StartedBulk:
     tenant: str
     id: UUID
     credential: str
-    topics: frozenset[str] | None
+    topics: TopicSet | None
     who: str

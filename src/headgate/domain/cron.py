@@ -209,7 +209,7 @@ def next_occurrence(cron: CronExpression, zone: ZoneInfo, after: datetime) -> da
         if cron.real_time:
             start = turn + changed
         elif changed > offset:
-            if wall < turn + changed:  # local times that do not exist today: once, as soon as the clock goes on
+            if wall < turn + changed:  # local times that do not exist today: once, as soon as the clock continues
                 return turn.replace(tzinfo=UTC)
             start = turn + changed
         else:

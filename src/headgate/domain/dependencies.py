@@ -17,6 +17,7 @@ from headgate.domain.errors import DependencyCycle, InvalidInput, TooLarge
 from headgate.domain.flags import JobFlag
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.states import State, Word
+from headgate.domain.topic_sets import TopicSet
 
 
 class OnConflict(Word):
@@ -98,7 +99,7 @@ class Dependencies:
     needs: Needs = Needs.SUCCEEDED
     on_parent_failure: OnParentFailure = OnParentFailure.CANCEL
     batch: JobId | None = None
-    sees: frozenset[str] | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
+    sees: TopicSet | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
 
     @property
     def flags(self) -> int:
@@ -118,7 +119,7 @@ def checked_dependencies(
     needs: object,
     on_parent_failure: object,
     batch: UUID | None,
-    sees: frozenset[str] | None = None,
+    sees: TopicSet | None = None,
 ) -> Dependencies | None:
     """What one submission says about other jobs, checked; None if nothing."""
     if unique is None and not depends_on and batch is None:
@@ -182,7 +183,7 @@ class NewBatch:
     needs: Needs = Needs.ENDED
     on_failure: OnParentFailure = OnParentFailure.CANCEL
     expires_in: timedelta = limits.BATCH_EXPIRY_DEFAULT
-    topics: frozenset[str] | None = None
+    topics: TopicSet | None = None
 
     def __post_init__(self) -> None:
         parse_job_id(self.id, field="batch")
@@ -195,7 +196,7 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStatus:
-    """A batch as it stands. `counts` are of the first `counted` members; `sealed_at` None: more may be added.
+    """A batch as it is now. `counts` are of the first `counted` members; `sealed_at` None: more may be added.
 
     `more_members`: it has more than `total`, which a list has not counted.
     """
@@ -213,11 +214,11 @@ class BatchStatus:
     callback_id: UUID | None = None
     callback_state: State | None = None
     more_members: bool = False
-    topics: frozenset[str] | None = None  # those it belongs to; None: to the whole tenant
+    topics: TopicSet | None = None  # those it belongs to; None: to the whole tenant
 
-    def is_visible_to(self, topics: frozenset[str] | None) -> bool:
+    def is_visible_to(self, topics: TopicSet | None) -> bool:
         """Whether a token for these topics (None: any) may read the batch, add to it and seal it."""
-        return topics is None or (self.topics is not None and self.topics <= topics)
+        return topics is None or topics.covers(self.topics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

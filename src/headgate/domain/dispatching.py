@@ -51,6 +51,7 @@ class Tick:
     limits_open: list[tuple[int, datetime]] = field(default_factory=list)  # topic, and when limits let more of it start
     unblocks: bool = False  # jobs that waited for others may be claimable
     bulk: bool = False  # some bulk operations are not over
+    webhooks: bool = False  # events are due to be delivered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +71,9 @@ class Claimed:
     workers: tuple[str, ...] = ()
     headers: tuple[str | None, ...] = ()
     payloads: tuple[bytes, ...] = ()
+    run_ats: tuple[datetime | None, ...] = ()
+    """When each fell due; None: at its submit."""
+
     waits: tuple[tuple[int, float | None], ...] = ()
     """Topics that limits held back, and in how many seconds to ask again; None: when something of it has ended."""
 

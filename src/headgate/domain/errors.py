@@ -9,6 +9,7 @@ made, and not by each caller: `InvalidInput` and `NotFound` to ECHO_MAX characte
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import ClassVar, Final
 from uuid import UUID
 
@@ -30,6 +31,8 @@ class HeadgateError(Exception):
     """The root: catch this to catch everything Headgate says on purpose."""
 
     code: ClassVar[str] = "headgate_error"
+    request_id: str = ""
+    """In a client, the id under which the server has logged the call that failed; empty if there was none."""
 
 
 class InvalidInput(HeadgateError):
@@ -53,6 +56,21 @@ class TooLarge(InvalidInput):
     def __init__(self, field: str, *, size: int, limit: int, unit: str = "bytes", hint: str = "") -> None:
         super().__init__(field, f"{size} {unit} is over the limit of {limit} {unit}", hint=hint)
         self.size, self.limit, self.unit = size, limit, unit
+
+
+class PayloadMismatch(InvalidInput):
+    """The payload does not match the JSON Schema of its topic; `path` is a JSON pointer to the value."""
+
+    code = "payload_mismatch"
+
+    def __init__(self, topic: str, *, path: str, problem: str, where: str = "") -> None:
+        hint = f'topic "{shortened(topic, 100)}" has a schema: headgate topic export'
+        super().__init__(f"{where}payload{path}", problem, hint=hint)
+        self.topic, self.path = topic, path
+
+    def within(self, where: str) -> PayloadMismatch:
+        """The same, about one of several jobs: `jobs[3].`."""
+        return PayloadMismatch(self.topic, path=self.path, problem=self.problem, where=where)
 
 
 class InvalidSetting(InvalidInput):
@@ -89,6 +107,17 @@ class WrongState(Refused):
     def __init__(self, job_id: UUID, *, verb: str, state: str, allowed: str) -> None:
         super().__init__(f"job {job_id} is {state}: cannot {verb} it; only {allowed} jobs can be")
         self.job_id, self.verb, self.state, self.allowed = job_id, verb, state, allowed
+
+
+class StaleLease(Refused):
+    """The lease of this epoch is over, or the attempt was settled differently; nothing was changed."""
+
+    code = "stale_lease"
+
+    def __init__(self, job_id: UUID, *, epoch: int, state: str = "") -> None:
+        now = f", and the job is {state}" if state else ""
+        super().__init__(f"job {job_id}: the lease of epoch {epoch} is over{now}; stop the work and drop its result")
+        self.job_id, self.epoch, self.state = job_id, epoch, state
 
 
 class Conflict(HeadgateError):
@@ -135,6 +164,15 @@ class VersionConflict(Refused):
     code = "version_conflict"
 
 
+def paused_again(what: str, *, who: str, at: datetime, reason: str) -> VersionConflict:
+    """The pause that the caller wants to end was replaced by a later one."""
+    why = f' with the reason "{shortened(reason, 80)}"' if reason else ""
+    return VersionConflict(
+        f"{what} was paused again at {at:%Y-%m-%d %H:%M:%S} UTC by {who or 'someone'}{why}; resume it without naming a"
+        " pause if it is to run anyway"
+    )
+
+
 class AlreadyExists(Refused):
     """Something of that name is there already, and the caller asked for a new one."""
 
@@ -155,14 +193,14 @@ class BacklogFull(Refused):
 
 
 class QuotaExceeded(Refused):
-    """The tenant has as many names of this kind as it may have, and this one is new; nothing was written."""
+    """The tenant has as much of this kind as it may have; nothing was written."""
 
     code = "quota_exceeded"
 
     def __init__(self, what: str, *, quota: int, column: str, hint: str) -> None:
         super().__init__(
-            f"{what} is new, and the tenant has its quota of {quota}; {hint}, or raise {column} of the tenant in "
-            "headgate.tenants"
+            f"{what} is new, and the tenant has its quota of {quota} ({column}); {hint}, or have an administrator raise"
+            " it with `headgate tenant set`"
         )
         self.quota, self.column = quota, column
 

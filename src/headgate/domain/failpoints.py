@@ -62,6 +62,13 @@ SITES: Final[dict[str, str]] = {
     "unblock.after_commit": "they are unblocked; dispatch was not notified",
     "tick.before_commit": "a tick (promote, reap, read) is about to be sent",
     "tick.after_commit": "it is committed; dispatch was not notified",
+    # --- events out ---
+    "webhook_claim.before_commit": "deliveries of events are about to be claimed",
+    "webhook_claim.after_commit": "deliveries are claimed; this instance has no result yet",
+    "webhook.before_send": "a delivery is claimed; its request was not sent",
+    "webhook.after_send": "the request has ended; nothing is recorded",
+    "webhook_record.before_commit": "the result of a request is about to be recorded",
+    "webhook_record.after_commit": "it is recorded",
     # --- schedules, operations ---
     "schedule.before_commit": "due schedules are read and planned; nothing has fired",
     "schedule.after_mark": "occurrences are marked and their jobs made; behind a pooler, not committed",

@@ -180,6 +180,15 @@ class JobFilter:
             left = left - named if term.negated else left & named
         return left
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the rollups know how many jobs match: it asks about topics and states only."""
+        return all(term.field in (Field.STATE, Field.TOPIC) for term in self.terms)
+
+    def without(self, field: Field) -> JobFilter:
+        """This filter without its terms about a field."""
+        return JobFilter(tuple(term for term in self.terms if term.field is not field))
+
     def also(self, *terms: Term) -> JobFilter:
         """This filter, and these terms in front."""
         return JobFilter((*terms, *self.terms))

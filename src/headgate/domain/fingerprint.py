@@ -17,6 +17,7 @@ TITLE_CHARS: Final = 200
 
 # In this order: a quoted path is a quoted text, a UUID is not eight hex digits and a few numbers.
 _RULES: Final = (
+    (re.compile(r"encrypted:[A-Za-z0-9_-]+"), "<encrypted>"),
     # An apostrophe within a word (can't) opens nothing.
     (re.compile(r"(?<!\w)'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|`[^`\n]*`"), "'…'"),
     (re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s,;)\]}>]+", re.IGNORECASE), "<url>"),

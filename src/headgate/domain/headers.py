@@ -17,6 +17,15 @@ OCCURRENCE_US: Final = ".occurrence_us"
 DEADLINE_US: Final = ".deadline_us"
 DEADLINE_MS: Final = ".deadline_ms"
 """From the submit on: only on the way to the database, whose clock makes DEADLINE_US of it (submit_v1.sql)."""
+UNCHECKED: Final = ".unchecked"
+"""Submitted by SQL to a topic with a JSON Schema, which PostgreSQL cannot check: the server that claims it does."""
+
+TRACE_RELATION: Final = "headgate-trace"
+"""A header of callers that says what the trace context of a job is to its spans; without it: their parent."""
+TRACE_LINK: Final = "link"
+"""A span to link to: the jobs of one submit have a trace each."""
+TRACE_DISPATCHED: Final = "dispatched"
+"""The span of the server that has dispatched the job: the one of the handler is its child."""
 
 
 def of_caller(headers: Mapping[str, str]) -> dict[str, str]:

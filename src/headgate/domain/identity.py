@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headgate.domain.errors import HeadgateError, shortened
+from headgate.domain.rate_limits import Rates
+from headgate.domain.topic_sets import TopicSet
 
 
 class Scope(StrEnum):
@@ -35,6 +37,16 @@ class Unauthenticated(HeadgateError):
         self.reason = reason
 
 
+class LookupRequired(Exception):
+    """Nothing is known about the token yet: `TokenValidator.lookup` asks the database, or the issuer for its keys."""
+
+
+class CredentialsUnavailable(HeadgateError):
+    """The credential cannot be checked now: the database of keys, or the keys of its issuer, cannot be read."""
+
+    code = "credentials_unavailable"
+
+
 class TokenRevoked(HeadgateError):
     """The token that a stream or a waiting call came with is not valid any more, or permits something else now."""
 
@@ -61,8 +73,16 @@ class Identity:
     tenant: str
     subject: str
     scopes: frozenset[Scope]
-    topics: frozenset[str] | None = None
+    topics: TopicSet | None = None
     credential: str = ""
+    rates: Rates | None = None  # limits of this credential; None: those of the server
+    expires_at: float | None = None
+    """Seconds since 1970. Only of a credential that no list has, a JWT: others are looked up by `credential`."""
+
+    @property
+    def lasting_credential(self) -> str:
+        """What a bulk operation ends with; empty for a JWT, whose end says nothing about the rights of its holder."""
+        return self.credential if self.expires_at is None else ""
 
     def permits(self, scope: Scope) -> bool:
         """Whether the token has the scope, or one that includes it."""

@@ -86,6 +86,13 @@ def new_job_id(*, now_ms: int, random_bits: bytes) -> JobId:
     return _job_id(_compose(_V7, now_ms, tail))
 
 
+def id_from_bytes(raw: bytes, *, field: str = "id") -> JobId:
+    """Read an id from its 16 bytes, as the wire carries it. Raises InvalidInput for another length."""
+    if len(raw) != ID_BYTES:
+        raise InvalidInput(field, f"has {len(raw)} bytes; it must be the {ID_BYTES} bytes of a UUID")
+    return _job_id(_number(raw, "big"))
+
+
 def are_job_ids(raw: Sequence[bytes]) -> bool:
     """Whether each is the 16 bytes of a UUID of version 7 or 8."""
     if set(map(len, raw)) != {ID_BYTES}:
@@ -101,7 +108,7 @@ class JobIdMaker:
     """Makes version 7 ids that strictly increase, also within a millisecond and when the clock steps back.
 
     Safe to share between threads. Within one millisecond the tail grows by a random step of up to 2^40 rather than by
-    one: two processes forked from one maker would otherwise hand out the same ids, and the second job would be taken
+    one: two processes forked from one maker would otherwise make the same ids, and the second job would be taken
     for a repeat of the first and never run. The start leaves the top bit free, so that about 2^34 ids fit before the
     millisecond is borrowed from the future.
     """
@@ -160,7 +167,7 @@ def job_id_time_ms(job_id: UUID) -> int:
 
 
 def derived_job_id(namespace: str | bytes, name: str | bytes, *, at_ms: int) -> JobId:
-    """Name the job that belongs to (namespace, name, at_ms): the same id on every instance, for ever.
+    """Name the job that belongs to (namespace, name, at_ms): the same id on every instance, forever.
 
     Sorts by `at_ms`. The parts are hashed with their lengths, so ("a", "bc") and ("ab", "c") differ.
     """

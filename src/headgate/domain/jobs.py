@@ -5,11 +5,12 @@ Built and checked once, at the edge; the flushes behind it move parallel lists a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 from uuid import UUID
 
 from headgate.domain import limits
@@ -18,10 +19,26 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Dependencies, Unique, checked_dependencies
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
+from headgate.domain.payload_schemas import checked_schema
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.states import SubmitReceipt
+from headgate.domain.topic_sets import TopicSet
 
 DIGEST_BYTES: Final = 16
+OPERATOR_CHECKS: Final[Mapping[str, Callable[[object], Any]]] = MappingProxyType(
+    {
+        "lease": check.check_lease,
+        "payload_schema": checked_schema,
+        "dead_letter_topic": lambda value: check.check_topic(value, field="dead_letter_topic"),
+        "max_consumers": lambda value: check.check_integer(
+            value, field="max_consumers", low=1, high=limits.CONSUMERS_MAX
+        ),
+        "max_payload_bytes": lambda value: check.check_integer(
+            value, field="max_payload_bytes", low=0, high=limits.PAYLOAD_MAX_BYTES
+        ),
+    }
+)
+"""Rules that only an operator can set, by name; each can be None. They return the value in its one form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +53,11 @@ class TopicRules:
     keep_completed: timedelta | None = None  # how long finished jobs are kept; None: the rule for all topics
     keep_dead: timedelta | None = None
     keep_cancelled: timedelta | None = None
+    lease: timedelta | None = None  # of a claim that asks for none; None: the server's
+    payload_schema: str | None = None  # JSON Schema as text: payloads that do not match are refused
+    dead_letter_topic: str | None = None  # a job that dies is also submitted there
+    max_consumers: int | None = None  # worker sessions that receive its jobs at once
+    max_payload_bytes: int | None = None  # larger payloads are refused; None: the limit of the server
 
     def __post_init__(self) -> None:
         check.check_max_attempts(self.max_attempts)
@@ -48,6 +70,9 @@ class TopicRules:
         for name in KEEP_RULES:
             if getattr(self, name) is not None:
                 check_keep(getattr(self, name), field=name)
+        for name, checked in OPERATOR_CHECKS.items():
+            if getattr(self, name) is not None:
+                checked(getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +117,7 @@ class Submission:
     on_parent_failure: str = "cancel"  # or ignore, block
     batch: UUID | None = None
     limit_key: str | None = None  # by what its topic limits, orders or shares: a customer, an account
-    sees: frozenset[str] | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
+    sees: TopicSet | None = None  # the topics whose jobs and batches it may refer to; None: any of the tenant's
     new_id: bool = False
     """The id was made for this very call and never sent before, so the store need not look for a finished twin.
     False is always safe; True on a resend may run a finished job again."""
@@ -184,9 +209,14 @@ def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRule
         raise InvalidInput("ageing_step", f"must be a timedelta, got {step!r}")
     if time_limit is not None:
         time_limit = check.check_time_limit(time_limit)
-    keep = {
+    keep: dict[str, Any] = {
         name: None if value is None else check_keep(value, field=name)
         for name in KEEP_RULES
+        for value in [changes.get(name, getattr(rules, name))]
+    }
+    own = {
+        name: None if value is None else checked(value)
+        for name, checked in OPERATOR_CHECKS.items()
         for value in [changes.get(name, getattr(rules, name))]
     }
     return TopicRules(
@@ -196,6 +226,7 @@ def changed_rules(rules: TopicRules, changes: Mapping[str, object]) -> TopicRule
         time_limit=time_limit,
         ageing_step=step,
         **keep,
+        **own,
     )
 
 

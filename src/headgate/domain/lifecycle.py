@@ -17,7 +17,7 @@ from headgate.domain.backoff import RetryPolicy, jitter_of
 from headgate.domain.errors import InvalidInput, WrongState
 from headgate.domain.ids import Epoch, JobId
 from headgate.domain.jobs import Submission, TopicRules
-from headgate.domain.outcomes import Abandon, Completed, Ending, Failed, Lapsed, Nack, Outcome, Snooze, kind_of
+from headgate.domain.outcomes import Abandon, Completed, Ending, Failed, LeaseExpired, Nack, Outcome, Snooze, kind_of
 from headgate.domain.rank import rank_of
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
 from headgate.domain.timestamps import MICROSECOND, unix_us
@@ -108,7 +108,7 @@ def promote(job: JobRecord, *, now: datetime) -> JobRecord:
 
 
 def unblock(job: JobRecord, *, now: datetime) -> Step:
-    """Free a job that waited for others; one that is not due yet goes on waiting for its time."""
+    """Free a job that waited for others; one that is not due yet continues waiting for its time."""
     _demand(job, job.state is State.BLOCKED, verb="unblock", allowed="blocked")
     return Step(job=replace(job, state=_waiting(job.run_at, now)), event=EventKind.UNBLOCKED)
 
@@ -163,11 +163,11 @@ def settle(job: JobRecord, ending: Ending, *, now: datetime) -> Verdict:
         case Snooze(delay=delay):
             state = State.SCHEDULED if delay else State.PENDING
             return Verdict(state=state, run_at=now + delay, refund=True, event=event)
-        case Nack() | Failed() | Lapsed() if exhausted or (isinstance(ending, Failed) and ending.permanent):
+        case Nack() | Failed() | LeaseExpired() if exhausted or (isinstance(ending, Failed) and ending.permanent):
             return Verdict(state=State.DEAD, event=event)
         case Nack(delay=delay):
             return _again(now, delay, event)
-        case Failed() | Lapsed():
+        case Failed() | LeaseExpired():
             delay_ms = job.policy.delay_ms(job.attempt, jitter=jitter_of(job.id, job.attempt))
             return _again(now, delay_ms * MILLISECOND, event)
         case _:
@@ -182,11 +182,11 @@ def report(job: JobRecord, epoch: Epoch, outcome: Outcome, *, now: datetime) -> 
     return _settled(job, outcome, now=now)
 
 
-def lapse(job: JobRecord, *, now: datetime) -> Step:
+def expire_lease(job: JobRecord, *, now: datetime) -> Step:
     """End the attempt of a running job whose lease is over, as if it had failed; any other is left as it is."""
     if job.lease_until is None or job.lease_until >= now:  # the last instant still belongs to the holder
         return Step(job=job)
-    return _settled(job, Lapsed(), now=now)
+    return _settled(job, LeaseExpired(), now=now)
 
 
 def cancel(job: JobRecord) -> Step:
@@ -195,7 +195,7 @@ def cancel(job: JobRecord) -> Step:
         return Step(job=job)
     _demand(job, not job.state.is_final, verb="cancel", allowed="unfinished")
     if job.state is State.RUNNING:
-        # Still running, and still fenced: it ends when the worker answers or its lease lapses.
+        # Still running, and still fenced: it ends when the worker answers or its lease expires.
         return Step(job=replace(job, cancel_requested=True), event=EventKind.CANCEL_REQUESTED)
     return Step(job=replace(job, state=State.CANCELLED), event=EventKind.CANCELLED)
 
@@ -272,8 +272,8 @@ def _event_of(ending: Ending) -> EventKind | None:
             return EventKind.ABANDONED
         case Snooze():
             return EventKind.SNOOZED
-        case Lapsed():
-            return EventKind.LAPSED
+        case LeaseExpired():
+            return EventKind.LEASE_EXPIRED
         case _:
             assert_never(ending)
 

@@ -29,14 +29,21 @@ TENANT_MAX_CHARS: Final = 63
 TENANT_PATTERN: Final = r"[a-z0-9][a-z0-9-]{0,62}"
 """One DNS label in lower case: a tenant may become a host name, and two tenants must not differ by case alone."""
 WORKER_ID_MAX_CHARS: Final = 200
+CLIENT_MAX_CHARS: Final = 100
 TOPICS_MAX: Final = 10_000
 RETRY_POLICIES_MAX: Final = 1_000
 """Of a tenant, unless its row in headgate.tenants says otherwise (max_topics, max_policies). Names are never removed,
 and every instance keeps them all in memory."""
+KEY_NAME_MAX_CHARS: Final = 100
+KEYS_MAX: Final = 1_000
+"""API keys of a tenant that are not revoked."""
+PATTERNS_MAX: Final = 1_000
+"""Names and patterns of topics that one credential lists."""
 SESSION_DEMANDS_MAX: Final = 64
 """Combinations of topics and lease that one worker session may have credit for: each is claimed for by itself."""
 HANDLED_TOPICS_MAX: Final = 1_000
 """Topics of connected workers that an instance reports to others, and a status to its caller."""
+CONSUMERS_MAX: Final = 1_000_000
 SESSION_UNKNOWN_TOPICS_MAX: Final = 1_000
 """Topics without any job so far that one worker session waits for: they are kept by name, in memory only."""
 
@@ -54,6 +61,9 @@ AGEING_STEP_MAX: Final = timedelta(hours=1)
 # --- time -----------------------------------------------------------------------------------------------------------
 DELAY_MAX_MS: Final = 157_680_000_000
 """5 years of 365 days. What lies further ahead is a mistake in the unit more often than a plan."""
+PAUSE_MIN: Final = timedelta(seconds=1)
+PAUSE_MAX: Final = timedelta(milliseconds=DELAY_MAX_MS)
+"""How long a pause that ends by itself can be said to last; its end can also be given as a time."""
 RUN_AT_EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 """An older time is a zero value or a wrong unit. A time in the past is else legal, and means now."""
 LEASE_MIN: Final = timedelta(seconds=1)
@@ -80,6 +90,8 @@ RETRY_CAP_DEFAULT_MS: Final = 86_400_000
 SUBMIT_FLUSH_MAX_ROWS: Final = 5_000
 SUBMIT_BATCH_MAX: Final = 10_000
 CLAIM_MAX: Final = 5_000
+CLAIM_WAIT_MAX_MS: Final = 60_000
+"""How long a single claim may wait for jobs: shorter than what proxies allow a silent request."""
 SETTLE_FLUSH_MAX_ROWS: Final = 5_000
 HEARTBEAT_MAX_JOBS: Final = 2_000
 """Jobs named in one unary Heartbeat: one statement's worth. To renew more, send several, or use a Work stream."""
@@ -89,8 +101,14 @@ VERB_MAX_JOBS: Final = 1_000
 """Jobs named in one call of an operator's verb; more are a filter's affair, which goes in chunks."""
 DECLARATIONS_MAX: Final = 1_000
 """Topics that a worker declares in one call."""
+EVENT_FILTER_MAX: Final = 100
+"""Topics, or jobs, that a stream of events names."""
 PAGE_MAX: Final = 1_000
+JOB_EVENTS_MAX: Final = 1_000
+"""Events of a job in one answer: the newest, or those before a given one."""
 PAGE_DEFAULT: Final = 50
+LIST_LOOK_AT: Final = 10_000
+"""Jobs that one page of a list looks at: at 3 to 10 microseconds each, the worst page costs about 100 ms."""
 
 # --- requests, before anything of them is parsed ---------------------------------------------------------------------
 MESSAGE_MAX_BYTES: Final = 8_388_608
@@ -99,6 +117,8 @@ JOB_REQUEST_MAX_BYTES: Final = 2_097_152
 """2 MiB: a request with one job in it. A job that is a little too large is then refused by the field that is."""
 TOPICS_REQUEST_MAX_BYTES: Final = 524_288
 """512 KiB: a request that names up to 1,000 topics."""
+TOPIC_REQUEST_MAX_BYTES: Final = 262_144
+"""256 KiB: a request with the policy of one topic, and so with a JSON Schema of up to 64 KiB."""
 SMALL_REQUEST_MAX_BYTES: Final = 65_536
 """64 KiB: every other request: names, a filter, 1,000 ids."""
 COUNTED_FROM_BYTES: Final = 16_384
@@ -115,10 +135,21 @@ HELLOS_AT_ONCE: Final = 8
 for their turn. Each may take up to 8 MiB until it is whole."""
 TURN_WITHIN: Final = timedelta(seconds=30)
 """How long one waits for that turn. The times below begin with it."""
+TURN_AGAIN_MS: Final = 1_000
+"""After what time to try again when the turn did not come."""
 HELLO_WITHIN: Final = timedelta(seconds=10)
 """From the opening of a stream to the whole of its first message."""
 REQUEST_WITHIN: Final = timedelta(seconds=20)
 """From the beginning of a call to the whole of its request: 8 MiB by a link of 3.4 Mbit/s."""
+
+# --- HTTP -----------------------------------------------------------------------------------------------------------
+HTTP_HEADERS_MAX_BYTES: Final = 16_384
+HTTP_HEADERS_WITHIN: Final = timedelta(seconds=10)
+"""From the opening of a connection, or the first byte of a further request, to the end of its headers."""
+HTTP_IDLE: Final = timedelta(seconds=75)
+"""Between two requests: longer than load balancers keep a connection, so that they close it and not the server."""
+HTTP_UNREAD: Final = timedelta(seconds=30)
+"""How long a peer may not read at all of an answer."""
 
 # --- what travels with a job ----------------------------------------------------------------------------------------
 TAGS_MAX: Final = 20
@@ -162,4 +193,6 @@ OCCURRENCES_MAX: Final = 1_000
 ERROR_TYPE_MAX_CHARS: Final = 200
 ERROR_MESSAGE_MAX_CHARS: Final = 8_192
 ERROR_TRACEBACK_MAX_CHARS: Final = 65_536
+LAST_ERROR_MAX_CHARS: Final = 1_000
+"""Of type and message, as the job itself keeps them (settle_other_v1); the history has them whole."""
 REASON_MAX_CHARS: Final = 1_000

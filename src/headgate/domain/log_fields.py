@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from contextvars import ContextVar
 from typing import Final
 
+REQUEST_ID: Final[ContextVar[str]] = ContextVar("request_id", default="")
+"""Names the request that is being answered: every line that is logged for it has it. Empty: none is."""
 VALUE_MAX_CHARS: Final = 2_000
 _PLAIN: Final = re.compile(r"[\w.:/@+#-]+")
 # Characters that JSON does not escape but that change a terminal or end a line: C1 controls, line and paragraph

@@ -92,17 +92,19 @@ class Snooze:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lapsed:
+class LeaseExpired:
     """The lease ran out and was not renewed: the watchdog ends the attempt. Never sent by a worker."""
 
 
 Outcome: TypeAlias = Completed | Failed | Nack | Abandon | Snooze
-Ending: TypeAlias = Outcome | Lapsed
+Ending: TypeAlias = Outcome | LeaseExpired
 
-LEASE_EXPIRED: Final = ErrorInfo(
-    type="LeaseExpired", message="lease expired: the worker was lost, or did not renew it in time"
+LEASE_EXPIRED: Final = ErrorInfo(type="LeaseExpired", message="the worker did not renew the lease in time")
+"""The error of an attempt whose lease has expired, as if the worker had failed with it."""
+WORKER_LOST: Final = ErrorInfo(
+    type="WorkerLost", message="the worker lost its connection and did not reconnect in time"
 )
-"""The error a lapsed attempt leaves behind, as if the worker had failed with it."""
+"""The same, if the lease was ended at the end of the reconnect grace."""
 
 
 def kind_of(ending: Ending) -> OutcomeKind:
@@ -118,7 +120,7 @@ def kind_of(ending: Ending) -> OutcomeKind:
             return OutcomeKind.ABANDON
         case Snooze():
             return OutcomeKind.SNOOZE
-        case Lapsed():
-            return OutcomeKind.LAPSED
+        case LeaseExpired():
+            return OutcomeKind.LEASE_EXPIRED
         case _:
             assert_never(ending)

@@ -7,7 +7,7 @@ not: at any instant the aged priority is
     priority + (now − submitted) / step
 
 and for two jobs the difference of these, (p1 − p2) + (submitted2 − submitted1) / step, has no `now` in it. All jobs
-age alike, so their order never changes, and `submitted − priority × step` sorts them for ever. Ageing costs nothing
+age alike, so their order never changes, and `submitted − priority × step` sorts them forever. Ageing costs nothing
 at claim time, then: same columns, same index, same statement as strict (requirement O9).
 
 An ageing job has the class of priority 0, so that a worker listening to topics of both sorts gets one global order:

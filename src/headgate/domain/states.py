@@ -63,7 +63,7 @@ class OutcomeKind(Word):
     NACK = 2
     ABANDON = 3
     SNOOZE = 4
-    LAPSED = 5  # the watchdog's; never sent by a worker
+    LEASE_EXPIRED = 5  # the watchdog's; never sent by a worker
 
 
 class Receipt(Word):
@@ -90,7 +90,7 @@ class EventKind(Word):
 
     FAILED = 1
     NACKED = 2
-    LAPSED = 3
+    LEASE_EXPIRED = 3
     ABANDONED = 4
     SNOOZED = 5
     CANCEL_REQUESTED = 6

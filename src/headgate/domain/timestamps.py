@@ -7,6 +7,8 @@ from typing import Final
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
+MAX_US: Final = 253_402_300_799_000_000
+"""9999-12-31T23:59:59Z, the last second of the calendar."""
 
 
 def unix_us(moment: datetime) -> int:

@@ -16,22 +16,22 @@ from typing import Any, Final
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
-from headgate.domain.jobs import TopicRules, changed_rules
+from headgate.domain.jobs import OPERATOR_CHECKS, TopicRules, changed_rules
 from headgate.domain.retention import KEEP_RULES
 from headgate.domain.timestamps import MICROSECOND, from_unix_us, unix_us
 from headgate.domain.topic_limits import Rate, TopicLimits
 from headgate.domain.validation import MILLISECOND
 
-RULES: Final = ("max_attempts", "retry", "priority", "time_limit", "ageing_step", *KEEP_RULES)
-"""Of jobs submitted (time_limit: started) from then on."""
+RULES: Final = ("max_attempts", "retry", "priority", "time_limit", "ageing_step", *KEEP_RULES, *OPERATOR_CHECKS)
+"""Of jobs submitted (time_limit and lease: started) from then on."""
 LIMITS: Final = tuple(TopicLimits.__slots__)
 NAMES: Final = (*RULES, *LIMITS)
-DECLARABLE: Final = tuple(name for name in NAMES if name not in KEEP_RULES)
-"""How long history is kept is for operators to decide, not for code."""
+DECLARABLE: Final = tuple(name for name in NAMES if name not in (*KEEP_RULES, *OPERATOR_CHECKS))
+"""How long history is kept, and what concerns more than one program, is for operators to decide, not for code."""
 SOURCE_MAX_CHARS: Final = 200
 DECLARATIONS_KEPT: Final = 5
 WORKERS_KEPT: Final = 20
-_SPANS: Final = frozenset({"time_limit", "ageing_step", *KEEP_RULES})
+_SPANS: Final = frozenset({"time_limit", "ageing_step", "lease", *KEEP_RULES})
 _RATES: Final = frozenset({"rate", "key_rate"})
 
 
@@ -114,6 +114,19 @@ class RuleSources:
             found[name] = RuleOrigin(origin=Origin.OPERATOR, by=own.by, at=own.at, reason=own.reason)
         return found
 
+    def applied(
+        self, values: Mapping[str, object], *, release: Collection[str] = (), by: str, at: datetime, reason: str
+    ) -> RuleSources:
+        """With these values set by an operator, and some released.
+
+        What is set to the same value already stays as it is: who has set it, and when.
+        """
+        settings = {name: one for name, one in self.settings.items() if name not in release}
+        for name, value in values.items():
+            if name not in settings or settings[name].value != value:
+                settings[name] = OperatorValue(value=value, by=by, at=at, reason=reason)
+        return replace(self, settings=settings)
+
     def declare(
         self, source: str, rules: Mapping[str, object], *, worker: str, by: str, at: datetime
     ) -> tuple[RuleSources, bool]:
@@ -172,6 +185,11 @@ def checked_declaration(rules: Mapping[str, object]) -> dict[str, object]:
     for name in rules:
         if name not in DECLARABLE:
             raise InvalidInput(name, "cannot be declared by a handler", hint=f"there are {', '.join(DECLARABLE)}")
+    return checked_values(rules)
+
+
+def checked_values(rules: Mapping[str, object]) -> dict[str, object]:
+    """Rules and limits by name, each value in its one form; raises InvalidInput."""
     changed = changed_rules(TopicRules(), {name: value for name, value in rules.items() if name in RULES})
     limits = TopicLimits(**{name: value for name, value in rules.items() if name in LIMITS})  # type: ignore[arg-type]
     return {

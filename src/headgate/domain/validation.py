@@ -49,7 +49,7 @@ def shown(value: object) -> str:
         case bool():
             return str(value)
         case int():
-            # Python refuses to print integers of more than 4,300 digits, and no one would read them.
+            # Python refuses to print integers of more than 4,300 digits, and they are unreadable.
             return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
         case float() | timedelta():
             return str(value)

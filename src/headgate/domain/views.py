@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -38,11 +38,12 @@ class JobEvent:
     error_message: str | None
     error_trace: str | None
     detail: Mapping[str, object]
+    no: int = 0  # the cursor for older events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job as it stands. What does not apply to its state, or was not asked for, is None or empty."""
+    """One job as it is now. What does not apply to its state, or was not asked for, is None or empty."""
 
     id: JobId
     topic_no: int
@@ -70,9 +71,12 @@ class JobView:
     progress: Mapping[str, object] | None = None
     tenant: str = ""
     topic: str = ""
+    read_at: datetime | None = field(default=None, compare=False)  # when this was read, by the clock of the database
+    tags: Sequence[str] = ()
     payload: bytes | None = None
     result: bytes | None = None
-    events: Sequence[JobEvent] = ()
+    events: Sequence[JobEvent] = ()  # oldest first
+    older_events: bool = False  # there are events before the first of these
     dependencies: DependencyView = field(default_factory=DependencyView)
     lineage: tuple[str, datetime, bool] | None = None  # the schedule that made it, the occurrence, whether triggered
 
@@ -99,7 +103,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
-    """How jobs are put back: after a delay, at most so many a second, one of them perhaps with another body."""
+    """How jobs are put back: after a delay, at a maximum rate, one of them perhaps with another body."""
 
     delay: timedelta = timedelta(0)
     apart: timedelta = timedelta(0)
@@ -111,7 +115,11 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicView:
-    """One topic. `running` and `tokens` are what its own limits count now; None: there is no such limit."""
+    """One topic. `running` and `tokens` are what its own limits count now; None: there is no such limit.
+
+    `version` is that of its policy: 0 as long as nothing was ever declared or set. `consumers` and `standby` count the
+    worker sessions that want its jobs; None: it has no maximum of consumers.
+    """
 
     no: int
     name: str
@@ -124,11 +132,14 @@ class TopicView:
     running: int | None = None
     tokens: float | None = None
     counts: Mapping[State, int] = field(default_factory=dict, hash=False)
+    version: int = 0
+    consumers: int | None = None
+    standby: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule as it stands. `next_at` None: it has ended."""
+    """A schedule as it is now. `next_at` None: it has ended."""
 
     schedule_no: int
     name: str
@@ -199,13 +210,18 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowMinute:
-    """Number of jobs of a topic that changed in a minute. `retried`: attempts that ended with a later retry."""
+    """Number of jobs of a topic that changed in a minute.
+
+    `retried`: attempts that ended with a later retry. `failed`: those, and attempts that made their job dead; a job can
+    also become dead without an attempt.
+    """
 
     minute: datetime
-    submitted: int
-    completed: int
-    retried: int
-    dead: int
+    submitted: int = 0
+    completed: int = 0
+    retried: int = 0
+    failed: int = 0
+    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +235,9 @@ class TopicStatus:
     ageing_step: timedelta | None = None
     flows: Sequence[FlowMinute] = ()  # the current minute and the previous one
     unhandled: bool = False  # it has jobs that wait, and no connected worker asks for them
+    declared: bool = False  # a handler has declared rules or limits for it
+    max_running: int | None = None  # None: no limit
+    max_backlog: int | None = None
 
     @property
     def has_queued(self) -> bool:
@@ -248,6 +267,23 @@ class Status:
     instances: Sequence[InstanceView]
     retention: RetentionStatus
     handled: frozenset[str] | None = frozenset()  # topics that connected workers ask for; None: too many to know
+    tenant: str = ""  # of the caller; empty: all
+    subject: str = ""  # who the caller is
+
+    @property
+    def wide_pauses(self) -> list[Pause]:
+        """The pauses in force that reach further than one topic, the furthest first."""
+        wide = [one for one in self.pauses if one.paused and one.target.kind is not TargetKind.TOPIC]
+        return sorted(wide, key=lambda one: one.target.kind is not TargetKind.EVERYTHING)
+
+    def pauses_by_topic(self, topics: Iterable[str]) -> dict[str, Pause]:
+        """What keeps the jobs of these topics from being started, for those where anything does.
+
+        Its own pause first: that is the one to resume on its page. Then the one that reaches furthest.
+        """
+        own = {one.target.topic: one for one in self.pauses if one.paused and one.target.kind is TargetKind.TOPIC}
+        wide = next(iter(self.wide_pauses), None)
+        return {topic: pause for topic in topics if (pause := own.get(topic, wide)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +309,31 @@ class AuditView:
     target: str
     reason: str
     detail: Mapping[str, object]
+    tenant: str = ""  # its name; empty: it concerns all
 
     @property
     def everything(self) -> bool:
         """Whether it concerns all tenants."""
         return self.tenant_no == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which entries to list. `target` is found anywhere in the target; what is empty does not filter."""
+
+    actor: str = ""
+    verb: str = ""
+    target: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.actor or self.verb or self.target or self.since or self.until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage:
+    """Entries, newest first. `next_before` None: there are no older ones. A page can be short although some follow."""
+
+    entries: Sequence[AuditView]
+    next_before: int | None = None

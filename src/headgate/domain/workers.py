@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
 from hashlib import blake2s
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 INCARNATION_MARK: Final = "\x1f"
@@ -31,6 +32,47 @@ def worker_id_of(stored: object) -> object:
     return stored.partition(INCARNATION_MARK)[0] if isinstance(stored, str) else stored
 
 
+class WorkerState(StrEnum):
+    """Whether a connected worker can get jobs, and if not, why."""
+
+    SILENT = "silent"  # two heartbeats are missing
+    QUIET = "quiet"  # an operator stopped deliveries to it
+    STANDBY = "stand-by"  # as many workers as permitted receive the jobs of its topics
+    BUSY = "busy"  # it holds jobs
+    IDLE = "idle"  # it waits for jobs
+    NOT_ASKING = "not asking"  # it is connected, holds nothing and wants nothing
+
+
+class _Shown(Protocol):
+    @property
+    def silent(self) -> bool: ...
+    @property
+    def quiet(self) -> bool: ...
+    @property
+    def pull(self) -> bool: ...
+    @property
+    def holding(self) -> int: ...
+    @property
+    def credit(self) -> int: ...
+    @property
+    def topics(self) -> Sequence[str]: ...
+    @property
+    def standby(self) -> Sequence[str]: ...
+
+
+def worker_state(worker: _Shown) -> WorkerState:
+    """One word for a worker. An open stream alone does not make it idle: it must have asked for jobs."""
+    if worker.silent:
+        return WorkerState.SILENT
+    if worker.quiet:
+        return WorkerState.QUIET
+    if worker.topics and set(worker.topics) <= set(worker.standby):
+        return WorkerState.STANDBY
+    if worker.holding:
+        return WorkerState.BUSY
+    return WorkerState.IDLE if worker.credit or worker.pull else WorkerState.NOT_ASKING
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
     """A job that a worker runs. `instance` is the server that claimed it; the worker may be connected to another."""
@@ -45,7 +87,11 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """A connected worker. `credit` is how many more jobs it would take; a quiet one gets none of them."""
+    """A connected worker. `credit` is how many more jobs it would take; a quiet one gets none of them.
+
+    Its connection, its last sign of life and its last assignment are apart: a worker can have an open stream and get
+    nothing. Of workers of other instances, `seen_at` is known only while they are silent.
+    """
 
     worker: str
     incarnation: int = 0  # of its process; 0: it has not said
@@ -54,7 +100,37 @@ class WorkerView:
     holding: int = 0
     credit: int = 0
     quiet: bool = False
+    standby: Sequence[str] = ()  # of the topics: those of which it waits for a place, and gets no jobs
     running: Sequence[RunningJob] = ()
+    client: str = ""  # its program and version, as it says
+    pull: bool = False  # it has no stream: it makes calls
+    connected_at: datetime | None = None
+    seen_at: datetime | None = None  # when anything last came from it
+    assigned_at: datetime | None = None  # when it was last given a job
+    silent: bool = False  # two heartbeats are missing
+    skew: timedelta | None = None  # by how much its clock was ahead of the database's when it connected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorker:
+    """A worker that is gone, and did not say so. `holding`: jobs that it had then."""
+
+    worker: str
+    instance: str = ""
+    at: datetime | None = None
+    reason: str = ""  # the code of the error that ended its session, or lease_expired
+    holding: int = 0
+    topics: Sequence[str] = ()
+    pull: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerList:
+    """The connected workers, and those that were lost. `more_running`: other jobs run that are not listed."""
+
+    workers: Sequence[WorkerView]
+    lost: Sequence[LostWorker] = ()
+    more_running: bool = False
 
 
 def with_running(workers: Sequence[WorkerView], running: Sequence[RunningJob]) -> list[WorkerView]:
