@@ -25,7 +25,7 @@ What failures do
   broke while a write was on its way. Sending the same write again is always safe: submits are known by job id and
   key, outcomes and renewals by id and epoch.
 - A row the database cannot take is found by halving the flush; its neighbours are written.
-- Claims never wait for a row lock (SKIP LOCKED), and everybody who does wait takes locks in id order.
+- Claims never wait for a row lock (SKIP LOCKED), and all others take locks in id order.
 
 How the hot table is touched: read in claim order with a LIMIT, or by `key = ANY (array)`. It is never joined to a
 set, and a state that some partial index has as its predicate never stands as a plain condition in a key look-up. A

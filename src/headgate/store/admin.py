@@ -10,11 +10,13 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.domain.errors import InvalidInput, NotFound, VersionConflict, paused_again
 from headgate.domain.ids import IdKind
-from headgate.domain.timestamps import MICROSECOND
+from headgate.domain.timestamps import MICROSECOND, from_unix_us
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.views import (
-    AuditView,
+    AuditFilter,
+    AuditPage,
     Change,
     InstanceView,
     Pause,
@@ -26,8 +28,8 @@ from headgate.domain.views import (
     TargetKind,
     TopicStatus,
 )
-from headgate.domain.workers import RunningJob, WorkerView
-from headgate.store import audit, control, id_prefixes, quiet, reads, retention, verbs
+from headgate.domain.workers import LostWorker, RunningJob, WorkerView
+from headgate.store import audit, control, id_prefixes, quiet, reads, retention, tenants, verbs
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
@@ -35,9 +37,12 @@ from headgate.store.lane import transaction
 
 TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2"
 # Topics are few beside jobs; index: topics_tenant_no_name_key
-TOPICS: Final = (
-    "SELECT topic_no, name, ageing_step_us FROM headgate.topics WHERE tenant_no = $1 ORDER BY name LIMIT 5000"
-)
+TOPICS: Final = """
+SELECT t.topic_no, t.name, t.ageing_step_us,
+       EXISTS (SELECT FROM headgate.topic_rules r WHERE r.topic_no = t.topic_no AND r.declarations <> '[]'),
+       l.max_running, l.max_backlog
+  FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
+ WHERE t.tenant_no = $1 ORDER BY t.name LIMIT 5000"""
 OLDEST: Final = "SELECT topic_no, since FROM headgate.oldest_pending_v1($1)"
 SEEN: Final = """
 SELECT instance_no, name, version, started_at, seen_at, summary FROM headgate.instances
@@ -45,9 +50,9 @@ SELECT instance_no, name, version, started_at, seen_at, summary FROM headgate.in
 SUMMARISE: Final = """
 UPDATE headgate.instances SET summary = $2, summary_at = headgate.clock_v1() WHERE instance_no = $1"""
 RUNNING: Final = """
-SELECT j.id, t.name, j.attempt, j.claimed_at, j.worker, coalesce(i.name, '')
+SELECT j.id, t.name, j.attempt, j.claimed_at, j.worker, coalesce(i.name, ''), j.more
   FROM headgate.running_jobs_v1($1, $2, $3, $4) AS j
-  JOIN headgate.topics t ON t.topic_no = j.topic_no
+  LEFT JOIN headgate.topics t ON t.topic_no = j.topic_no
   LEFT JOIN headgate.instances i ON i.instance_no = j.owner
  ORDER BY j.claimed_at"""
 RUNNING_MAX: Final = 1_000
@@ -64,24 +69,27 @@ class AdminStore:
     async def tenant_no(self, tenant: str) -> int:
         return await self._database.tenant_no(tenant)
 
-    def _write(self) -> AbstractAsyncContextManager[Connection]:
-        return self._database.lane("admin").use()
+    def _write(self, tenant_no: int) -> AbstractAsyncContextManager[Connection]:
+        return self._database.as_tenant("admin", tenant_no)
 
-    def _read(self) -> AbstractAsyncContextManager[Connection]:
-        return self._database.lane("read").use()
+    def _read(self, tenant_no: int | None) -> AbstractAsyncContextManager[Connection]:
+        return self._database.as_tenant("read", tenant_no)
 
     # ------------------------------------------------------------------ pause and resume
 
     async def pause(
-        self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None
+        self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None, lasts: timedelta | None
     ) -> tuple[tuple[int, int], Pause]:
         """Raises NotFound for a topic that does not exist: a misspelt name must not look like a pause."""
-        async with self._write() as db:
-            row = await self._row(db, tenant, target)
+        tenant_no = 0 if target.kind is TargetKind.EVERYTHING else await self._database.tenant_no(tenant)
+        async with self._write(tenant_no) as db:
+            row = await self._row(db, tenant_no, target)
             async with transaction(db):
-                if until is not None:
+                if until is not None or lasts is not None:
                     with translating(writing=False):
                         now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+                    until = until if lasts is None else now + lasts
+                    assert until is not None  # noqa: S101
                     if until <= now:
                         raise InvalidInput(
                             "until", f"is over already: the database's clock shows {now.isoformat(timespec='seconds')}"
@@ -98,19 +106,30 @@ class AdminStore:
                 )
         return row, Pause(target=target, paused=True, reason=reason, who=who, since=since, until=until)
 
-    async def resume(self, tenant: str, target: Target, *, reason: str, who: str) -> tuple[tuple[int, int], bool]:
-        async with self._write() as db:
-            row = await self._row(db, tenant, target)
+    async def resume(
+        self, tenant: str, target: Target, *, reason: str, who: str, since: datetime | None
+    ) -> tuple[tuple[int, int], bool]:
+        """Raises VersionConflict if `since` is given, and another pause than the one that began then is in force."""
+        tenant_no = 0 if target.kind is TargetKind.EVERYTHING else await self._database.tenant_no(tenant)
+        async with self._write(tenant_no) as db:
+            row = await self._row(db, tenant_no, target)
             async with transaction(db):
-                changed = await control.resume(db, row)
+                changed = await control.resume(db, row, since=since)
+                if changed is None:
+                    raise await self._paused_again(db, row, target)
                 if changed:  # a resume of what runs anyway changes nothing, so there is nothing to write down
                     await audit.record(db, row[0], actor=who, verb="resume", target=str(target), reason=reason)
         return row, changed
 
-    async def _row(self, db: Connection, tenant: str, target: Target) -> tuple[int, int]:
+    async def _paused_again(self, db: Connection, row: tuple[int, int], target: Target) -> VersionConflict:
+        for one in await control.controls(db):
+            if (one.tenant_no, one.topic_no) == row and one.paused_at is not None:
+                return paused_again(str(target), who=one.paused_by, at=one.paused_at, reason=one.reason)
+        return VersionConflict(f"the pause of {target} has changed; read it again")
+
+    async def _row(self, db: Connection, tenant_no: int, target: Target) -> tuple[int, int]:
         if target.kind is TargetKind.EVERYTHING:
             return control.EVERYTHING
-        tenant_no = await self._database.tenant_no(tenant)
         if target.kind is TargetKind.TENANT:
             return tenant_no, 0
         with translating(writing=False):
@@ -122,10 +141,10 @@ class AdminStore:
     async def status(self, tenant: str) -> Status:
         """An empty tenant: only what concerns all of them."""
         tenant_no = await self._database.tenant_no(tenant) if tenant else 0
-        async with self._read() as db:
+        async with self._read(tenant_no) as db:
             with translating(writing=False):
                 now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
-                topics = {row[0]: (row[1], row[2]) for row in await db.fetch(TOPICS, tenant_no)}
+                topics = {row[0]: row[1:] for row in await db.fetch(TOPICS, tenant_no)}
                 oldest = {row[0]: row[1] for row in await db.fetch(OLDEST, list(topics))}
                 instances = await db.fetch(SEEN)
             rows = await control.controls(db)
@@ -155,8 +174,11 @@ class AdminStore:
                     waiting_since=oldest.get(no),
                     ageing_step=None if step is None else step * MICROSECOND,
                     flows=flows.get(no, ()),
+                    declared=declared,
+                    max_running=max_running,
+                    max_backlog=max_backlog,
                 )
-                for no, (name, step) in topics.items()
+                for no, (name, step, declared, max_running, max_backlog) in topics.items()
             ],
             instances=[
                 InstanceView(
@@ -173,16 +195,16 @@ class AdminStore:
             handled=_handled([row[-1] for row in instances if row[0] != self._database.instance_no], tenant_no),
         )
 
-    async def audit(self, tenant: str, *, before: int | None, limit: int) -> list[AuditView]:
-        """An empty tenant: only what concerns all of them."""
-        tenant_no = await self._database.tenant_no(tenant) if tenant else 0
-        async with self._read() as db:
-            return await audit.entries(db, tenant_no, before=before, limit=limit)
+    async def audit(self, tenant: str, *, before: int | None, limit: int, wanted: AuditFilter) -> AuditPage:
+        """An empty tenant: of all of them, for the scope system."""
+        tenant_no = await self._database.tenant_no(tenant) if tenant else None
+        async with self._read(tenant_no) as db:
+            return await audit.page(db, tenant_no, wanted, before=before, limit=limit)
 
     # ------------------------------------------------------------------ jobs by id
 
     async def standings(self, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, Standing]:
-        async with self._read() as db:
+        async with self._read(tenant_no) as db:
             found = await verbs.states(db, tenant_no, ids)
             return {
                 job_id: Standing(
@@ -195,14 +217,16 @@ class AdminStore:
             }
 
     async def cancel(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> dict[UUID, Change]:
-        async with self._write() as db:
+        async with self._write(tenant_no) as db:
             return await verbs.cancel(db, tenant_no, ids, who=who, reason=reason)
 
     async def redrive(
         self, tenant_no: int, ids: Sequence[UUID], how: Redrive, *, who: str, reason: str
     ) -> dict[UUID, int]:
         payloads = [how.payloads.get(job_id) for job_id in ids] if how.payloads else []
-        async with self._write() as db:
+        async with self._write(tenant_no) as db:
+            for payload in how.payloads.values():
+                await tenants.check_payload(db, tenant_no, payload)
             done = await verbs.redrive(
                 db, tenant_no, ids, payloads=payloads, delay=how.delay, apart=how.apart, who=who, reason=reason
             )
@@ -211,7 +235,7 @@ class AdminStore:
     async def reprioritise(
         self, tenant_no: int, ids: Sequence[UUID], *, priority: int, who: str, reason: str
     ) -> dict[UUID, Change]:
-        async with self._write() as db:
+        async with self._write(tenant_no) as db:
             done = await verbs.reprioritise(db, tenant_no, ids, priority=priority, who=who, reason=reason)
         return {
             job_id: replace(one, topic_no=requeued.topic_no if requeued else None)
@@ -220,18 +244,18 @@ class AdminStore:
 
     async def move(self, tenant: str, ids: Sequence[UUID], *, topic: str, who: str, reason: str) -> dict[UUID, Change]:
         (target,) = await self._database.topics(tenant, [topic])  # made by its first use, as a submit would
-        async with self._write() as db:
+        async with self._write(target.tenant_no) as db:
             return await verbs.move(db, target.tenant_no, ids, topic_no=target.no, who=who, reason=reason)
 
     async def discard(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> set[UUID]:
-        async with self._write() as db:
+        async with self._write(tenant_no) as db:
             return await verbs.discard(db, tenant_no, ids, who=who, reason=reason)
 
     # ------------------------------------------------------------------ workers
 
     async def quiet(self, tenant: str, worker: str, *, reason: str, who: str, span: timedelta) -> Quiet:
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._write() as db, transaction(db):
+        async with self._write(tenant_no) as db, transaction(db):
             since, until = await quiet.quiet(db, tenant_no, worker, reason=reason, who=who, span=span)
             detail = {"until": until.isoformat()}
             await audit.record(
@@ -241,7 +265,7 @@ class AdminStore:
 
     async def resume_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> bool:
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._write() as db, transaction(db):
+        async with self._write(tenant_no) as db, transaction(db):
             changed = await quiet.resume_worker(db, tenant_no, worker)
             if changed:
                 await audit.record(
@@ -250,15 +274,21 @@ class AdminStore:
         return changed
 
     async def quiet_set(self) -> frozenset[tuple[int, str]]:
-        async with self._read() as db:
+        async with self._database.lane("upkeep").use() as db:
             return await quiet.quiet_set(db)
 
-    async def workers_elsewhere(self, tenant: str) -> list[WorkerView]:
+    async def workers_elsewhere(self, tenant: str) -> tuple[list[WorkerView], list[LostWorker]]:
+        """Those that other instances report, connected and lost."""
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._read() as db:
+        async with self._read(tenant_no) as db:
             with translating(writing=False):
                 rows = await db.fetch(SEEN)
-        return [
+        summaries = [
+            (name, json.loads(summary))
+            for no, name, _, _, _, summary in rows
+            if no != self._database.instance_no and summary is not None
+        ]
+        workers = [
             WorkerView(
                 worker=worker["worker"],
                 incarnation=worker["incarnation"],
@@ -267,36 +297,65 @@ class AdminStore:
                 holding=worker["holding"],
                 credit=worker["credit"],
                 quiet=worker["quiet"],
+                standby=worker["standby"],
+                client=worker["client"],
+                pull=worker["pull"],
+                connected_at=_at(worker["connected_us"]),
+                seen_at=_at(worker["silent_us"]),
+                assigned_at=_at(worker["assigned_us"]),
+                silent=worker["silent_us"] is not None,
+                skew=None if worker["skew_ms"] is None else timedelta(milliseconds=worker["skew_ms"]),
             )
-            for no, name, _, _, _, summary in rows
-            if no != self._database.instance_no and summary is not None
-            for worker in json.loads(summary).get("workers", [])
+            for name, summary in summaries
+            for worker in summary.get("workers", ())
             if worker["tenant_no"] == tenant_no
         ]
+        lost = [
+            LostWorker(
+                worker=one["worker"],
+                instance=name,
+                at=_at(one["at_us"]),
+                reason=one["reason"],
+                holding=one["holding"],
+                topics=one["topics"],
+                pull=one["pull"],
+            )
+            for name, summary in summaries
+            for one in summary.get("lost", ())
+            if one["tenant_no"] == tenant_no
+        ]
+        return workers, lost
 
-    async def running(self, tenant: str) -> list[RunningJob]:
-        """The jobs that run, the longest running first, at most RUNNING_MAX of them."""
+    async def running(self, tenant: str) -> tuple[list[RunningJob], bool]:
+        """The jobs that run, the longest running first, at most RUNNING_MAX of them; and whether others may run."""
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._read() as db:
+        # It walks the running jobs of all tenants, of which policies would hide most without an end to the walk.
+        async with self._database.lane("upkeep").use() as db:
             with translating(writing=False):
                 rows = await db.fetch(RUNNING, tenant_no, RUNNING_MAX, RUNNING_LOOK_AT, self._database.running_floor)
-        return [
+        found = [
             RunningJob(id=id_, topic=topic, attempt=attempt, since=since, worker=worker, instance=instance)
-            for id_, topic, attempt, since, worker, instance in rows
+            for id_, topic, attempt, since, worker, instance, _ in rows
+            if id_ is not None
         ]
+        return found, any(row[6] for row in rows)
 
     async def find_ids(
-        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: frozenset[str] | None, limit: int
+        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: TopicSet | None, limit: int
     ) -> tuple[list[UUID], bool]:
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._read() as db:
+        async with self._read(tenant_no) as db:
             return await id_prefixes.find_ids(db, tenant_no, kind, between, topics=topics, limit=limit)
 
     async def summarise(self, summary: Mapping[str, object]) -> None:
         """Say who is connected here, for those who ask another instance: one row, whatever the number of workers."""
-        async with self._write() as db:
+        async with self._database.lane("upkeep").use() as db:
             with translating(writing=True):
                 await db.execute(SUMMARISE, self._database.instance_no, json.dumps(summary))
+
+
+def _at(us: int | None) -> datetime | None:
+    return None if us is None else from_unix_us(us)
 
 
 def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> Target:

@@ -18,3 +18,5 @@ class AdvisoryLock(IntEnum):
     PARTITIONS = 2  # two instances may make the same day's partitions at the same moment
     LIMIT_DRIFT = 3  # two that saw the same wrong counter would both put it right
     ROLES = 4  # two processes may make the roles of an embedded PostgreSQL at the same moment
+    CONSUMERS = 5  # two instances may give the last free place of a topic to a session of theirs at the same moment
+    STORED_BYTES = 6  # one instance at a time measures what tenants store

@@ -1,7 +1,7 @@
 """The shape of a call, checked once per call and never per row.
 
-What stands in the rows was checked when they were made; should a row be wrong all the same, the driver's encoder or the
-database refuses it, and errors.py says so in terms of the argument's name.
+What stands in the rows was checked when they were made; should a row be wrong anyway, the driver's encoder or the
+database refuses it, and errors.py names the argument.
 """
 
 from __future__ import annotations

@@ -12,12 +12,16 @@ from uuid import UUID
 import asyncpg
 
 from headgate.domain import limits
+from headgate.domain.batch_graph import BatchGraph
 from headgate.domain.dependencies import BatchStatus, Needs, NewBatch
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.flags import JobFlag
+from headgate.domain.ids import job_id_time_ms, new_job_id
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_integer, check_page_size, to_ms
+from headgate.store.batch_graphs import batch_graph
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.flush import fill
@@ -25,7 +29,7 @@ from headgate.store.listing import LOOK_AT, NEWEST
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
 from headgate.store.submit import submit
-from headgate.store.tenant_calls import TenantCalls, tenant_call
+from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
 
 _OLDEST: Final = UUID(int=0)
 OPEN: Final = """
@@ -82,7 +86,8 @@ SELECT b.id, b.name, b.needs, b.created_at, b.expires_at, b.sealed_at, b.expired
          WHERE a.tenant_no = $1 AND a.id = b.callback_id AND a.finished_at >= b.created_at)
         LIMIT 1) AS c ON true
  WHERE b.tenant_no = $1 AND b.id < $2 AND b.id >= $7
-   AND (NOT $3 OR b.sealed_at IS NULL) AND ($4::text[] IS NULL OR b.topics <@ $4)
+   AND (NOT $3 OR b.sealed_at IS NULL) AND ($4::text[] IS NULL OR (b.topics IS NOT NULL AND NOT EXISTS (
+       SELECT FROM unnest(b.topics) AS t(name) WHERE NOT t.name LIKE ANY ($4))))
  ORDER BY b.id DESC LIMIT $5"""
 CALLBACK: Final = """
 SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
@@ -113,8 +118,8 @@ async def open_batch(
 
 async def _open(db: Connection, names: Names, tenant_no: int, batch: NewBatch, callback: Submission | None) -> bool:
     needs, on_failure = int(batch.needs), int(batch.on_failure)
-    topics = batch.topics if callback is None else {callback.topic}
-    owners = None if topics is None else sorted(topics)
+    topics = batch.topics if callback is None else TopicSet.of(callback.topic)
+    owners = None if topics is None else topics.listed
     opened = await db.fetchval(
         OPEN,
         tenant_no,
@@ -175,7 +180,7 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
         counts=found,
         callback_id=row[8],
         callback_state=None if callback is None else State(callback),
-        topics=None if row[12] is None else frozenset(row[12]),
+        topics=TopicSet.stored(row[12]),
     )
 
 
@@ -186,18 +191,20 @@ async def list_batches(
     open_only: bool = False,
     before: UUID | None = None,
     limit: int = limits.PAGE_DEFAULT,
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
 ) -> tuple[list[BatchStatus], UUID | None]:
     """A page of batches, newest first, without the counts of their members, and `before` of the next page, if any.
 
     If only some are asked for, LOOK_AT batches are looked at: the page may be short although others follow.
     """
     check_page_size(limit)
-    seen = None if topics is None else sorted(topics)
+    seen = None if topics is None else topics.like
     first, reach, most = before or NEWEST, None, limits.BATCH_LISTED_MAX
     with translating(writing=False):
         if open_only or seen is not None:
-            reach = await db.fetchval(REACH, tenant_no, first, LOOK_AT - 1)
+            last = await db.fetchval(REACH, tenant_no, first, LOOK_AT - 1)
+            # The whole millisecond of the last one: as a cursor it must not tell the id of a batch of other topics.
+            reach = None if last is None else new_job_id(now_ms=job_id_time_ms(last), random_bits=bytes(10))
         rows = await db.fetch(LIST, tenant_no, first, open_only, seen, limit, most + 1, reach or _OLDEST)
     found = [
         BatchStatus(
@@ -213,7 +220,7 @@ async def list_batches(
             counted=0,
             callback_id=row[8],
             callback_state=None if row[9] is None else State(row[9]),
-            topics=None if row[10] is None else frozenset(row[10]),
+            topics=TopicSet.stored(row[10]),
         )
         for row in rows
     ]
@@ -228,23 +235,28 @@ async def expire_batches(db: Connection, *, limit: int = 1_000) -> int:
     return done
 
 
+async def _graph(db: Connection, names: Names, tenant_no: int, batch_id: UUID) -> BatchGraph:
+    return await batch_graph(db, names, tenant_no, await batch_status(db, tenant_no, batch_id))
+
+
 class BatchStore(TenantCalls):
     """Fits the port of control's batch verbs."""
 
     batch = tenant_call("read", batch_status)
     batches = tenant_call("read", list_batches)
+    graph = named_call("read", _graph)
 
     async def open_batch(self, tenant: str, batch: NewBatch, *, callback: Submission | None) -> BatchStatus:
         tenant_no = await self._database.tenant_no(tenant)
         if callback is not None:  # before the transaction, whose rollback would take back the number that is cached
             await self._database.topics(tenant, [callback.topic])
-        async with self._database.lane("admin").use("batch") as db:
+        async with self._database.as_tenant("admin", tenant_no, "batch") as db:
             await open_batch(db, self._database.names, tenant_no, batch, callback=callback)
             return await batch_status(db, tenant_no, batch.id)
 
     async def seal_batch(self, tenant: str, batch_id: UUID) -> BatchStatus:
         """Its callback may be unblocked: the caller tells dispatch."""
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("admin").use("batch") as db:
+        async with self._database.as_tenant("admin", tenant_no, "batch") as db:
             await seal_batch(db, tenant_no, batch_id)
             return await batch_status(db, tenant_no, batch_id)

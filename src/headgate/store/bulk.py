@@ -28,8 +28,9 @@ from headgate.domain.bulk import (
 from headgate.domain.errors import NotFound, Refused
 from headgate.domain.filters import JobFilter
 from headgate.domain.ids import TenantNo
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_page_size
-from headgate.store import audit, dead_letters, listing, matching
+from headgate.store import audit, dead_letters, lane, listing, matching
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -48,7 +49,8 @@ SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.
        o.touched_at, o.finished_at, coalesce(i.name, '')
   FROM headgate.bulk_operations o LEFT JOIN headgate.instances i ON i.instance_no = o.instance_no
  WHERE o.tenant_no = $1 AND o.id < $2 AND (NOT $3 OR o.state IN (0, 1) /* pending, running */)
-   AND ($4::text[] IS NULL OR o.topics <@ $4)
+   AND ($4::text[] IS NULL OR (o.topics IS NOT NULL AND NOT EXISTS (
+       SELECT FROM unnest(o.topics) AS t(name) WHERE NOT t.name LIKE ANY ($4))))
  ORDER BY o.id DESC LIMIT $5"""
 INSERT: Final = """
 INSERT INTO headgate.bulk_operations (tenant_no, id, verb, filter, topics, parameters, per_second, as_of, expected,
@@ -76,7 +78,7 @@ KEPT: Final = timedelta(days=30)
 
 
 async def preview(
-    db: Connection, names: Names, tenant_no: int, plan: Plan, *, topics: frozenset[str] | None = None
+    db: Connection, names: Names, tenant_no: int, plan: Plan, *, topics: TopicSet | None = None
 ) -> Preview:
     """What the plan would meet now: a count up to its bound, and the newest few."""
     wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=await matching.clock(db), topics=topics)
@@ -108,7 +110,7 @@ async def count(
     tenant_no: int,
     wanted: JobFilter,
     *,
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
     up_to: int = matching.COUNT_MAX,
 ) -> Counted:
     """How many jobs match now, counted up to a bound."""
@@ -124,7 +126,7 @@ async def start(
     plan: Plan,
     *,
     who: str,
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
     credential: str = "",
     expected: Counted | None = None,
 ) -> BulkOperation:
@@ -146,7 +148,7 @@ async def start(
                 operation_id,
                 int(plan.verb),
                 str(plan.effective),
-                None if topics is None else sorted(topics),
+                None if topics is None else topics.listed,
                 json.dumps(plan.parameters),
                 plan.per_second,
                 now,
@@ -168,10 +170,8 @@ async def start(
     return found
 
 
-async def get(
-    db: Connection, tenant_no: int, operation_id: UUID, *, topics: frozenset[str] | None = None
-) -> BulkOperation:
-    """The operation as it stands. Raises NotFound, also for one that reaches topics which the caller may not see."""
+async def get(db: Connection, tenant_no: int, operation_id: UUID, *, topics: TopicSet | None = None) -> BulkOperation:
+    """The operation as it is now. Raises NotFound, also for one that reaches topics which the caller may not see."""
     check_tenant_no(tenant_no)
     with translating(writing=False):
         row = await db.fetchrow(GET, tenant_no, operation_id)
@@ -188,12 +188,12 @@ async def list_operations(
     active: bool = False,
     before: UUID | None = None,
     limit: int = limits.PAGE_DEFAULT,
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
 ) -> list[BulkOperation]:
     """A page of operations, newest first; `before` is the last one of the page before."""
     check_tenant_no(tenant_no)
     check_page_size(limit)
-    seen = None if topics is None else sorted(topics)
+    seen = None if topics is None else topics.like
     with translating(writing=False):
         rows = await db.fetch(LIST, tenant_no, before or listing.NEWEST, active, seen, limit)
     return [_operation(row) for row in rows]
@@ -209,7 +209,7 @@ async def started(db: Connection) -> list[StartedBulk]:
             tenant=row["tenant"],
             id=row["id"],
             credential=row["credential"],
-            topics=None if row["topics"] is None else frozenset(row["topics"]),
+            topics=TopicSet.stored(row["topics"]),
             who=row["who"],
         )
         for row in rows
@@ -229,7 +229,7 @@ async def cancel(
     *,
     who: str,
     reason: str = "",
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
 ) -> BulkOperation:
     """End an operation where it stands: when this returns it changes nothing more. Harmless when it is over."""
     async with transaction(db):
@@ -249,7 +249,7 @@ async def cancel(
 async def transaction(db: Connection) -> AsyncIterator[None]:
     """A transaction whose beginning and end fail in our own words; a savepoint where a pooler's lane has one open."""
     with translating(writing=True):
-        async with db.transaction():
+        async with lane.transaction(db):
             yield
 
 
@@ -266,15 +266,15 @@ async def _note(db: Connection, tenant_no: int, one: BulkOperation, *, actor: st
     )
 
 
-def _may_see(one: BulkOperation, topics: frozenset[str] | None) -> bool:
-    return topics is None or (one.topics is not None and one.topics <= topics)
+def _may_see(one: BulkOperation, topics: TopicSet | None) -> bool:
+    return topics is None or topics.covers(one.topics)
 
 
 def _operation(row: asyncpg.Record) -> BulkOperation:
     # The columns are the fields, in their order.
     values = dict(zip(BulkOperation.__slots__, row, strict=True))
     values["verb"], values["state"] = Verb(values["verb"]), Progress(values["state"])
-    values["topics"] = None if values["topics"] is None else frozenset(values["topics"])
+    values["topics"] = TopicSet.stored(values["topics"])
     values["parameters"] = json.loads(values["parameters"])
     return BulkOperation(**values)
 
@@ -294,16 +294,16 @@ class BulkStore(TenantCalls):
     cancel = tenant_call("admin", cancel)
 
     async def start(
-        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: frozenset[str] | None, credential: str
+        self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: TopicSet | None, credential: str
     ) -> BulkOperation:
         tenant_no = await self._database.tenant_no(tenant)
-        async with self._database.lane("list").use() as db:
+        async with self._database.as_tenant("list", tenant_no) as db:
             counted = await count(db, tenant_no, plan.effective, topics=topics)
         if (
             plan.topic is not None
         ):  # behind a pooler, the call below is one transaction: a rollback takes its names back
             await self._database.topics(tenant, [plan.topic])
-        async with self._database.lane("admin").use() as db:
+        async with self._database.as_tenant("admin", tenant_no) as db:
             return await start(
                 db,
                 self._database.names,
@@ -317,9 +317,9 @@ class BulkStore(TenantCalls):
             )
 
     async def started(self) -> list[StartedBulk]:
-        async with self._database.lane("admin").use() as db:
+        async with self._database.lane("upkeep").use() as db:
             return await started(db)
 
     async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None:
-        async with self._database.lane("admin").use() as db:
+        async with self._database.as_tenant("admin", operation.tenant_no) as db:
             await cancel(db, operation.tenant_no, operation.id, who="headgate", reason=reason)

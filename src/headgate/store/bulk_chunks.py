@@ -34,12 +34,14 @@ from headgate.domain.errors import (
 from headgate.domain.filter_parser import parse
 from headgate.domain.ids import TenantNo
 from headgate.domain.states import State
+from headgate.domain.topic_sets import TopicSet
 from headgate.store import audit, listing, matching, verbs
 from headgate.store.bulk import transaction
 from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
+from headgate.store.tenant_lane import confine
 
 SMALLER: Final = (CHUNK, 25, 1)
 """The size of a chunk after 0, 1, 2 and more failures in a row: a job that cannot be changed is found, and left."""
@@ -95,7 +97,7 @@ class Task:
     id: UUID
     verb: Verb
     filter: str
-    topics: frozenset[str] | None
+    topics: TopicSet | None
     parameters: Mapping[str, object]
     per_second: int | None
     as_of: datetime
@@ -129,6 +131,7 @@ async def _run(db: Connection, names: Names, instance_no: int, taken: list[Task]
         return None
     task = _task(row)
     taken.append(task)
+    await confine(db, task.tenant_no)
     wanted = await matching.compiled(db, task.tenant_no, parse(task.filter), as_of=task.as_of, topics=task.topics)
     if wanted is None:
         return await _advance(db, task, instance_no, None, Chunk(tenant_no=task.tenant_no, operation_id=task.id))
@@ -309,7 +312,7 @@ def _task(row: asyncpg.Record) -> Task:
         id=operation_id,
         verb=Verb(verb),
         filter=text,
-        topics=None if topics is None else frozenset(topics),
+        topics=TopicSet.stored(topics),
         parameters=json.loads(parameters),
         per_second=per_second,
         as_of=as_of,
@@ -327,14 +330,14 @@ class BulkChunks:
         self._database = database
 
     async def run_chunk(self) -> Chunk | None:
-        async with self._database.lane("admin").use() as db:
+        async with self._database.lane("upkeep").use() as db:
             chunk = await run_chunk(db, self._database.names, instance_no=self._database.instance_no)
         if failpoints.armed and chunk is not None:
             await failpoints.armed.reach("bulk.after_commit")
         return chunk
 
     async def next_chunk_in(self) -> float | None:
-        async with self._database.lane("admin").use() as db:
+        async with self._database.lane("upkeep").use() as db:
             with translating(writing=False):
                 waits: float | None = await db.fetchval(NEXT)
         return waits

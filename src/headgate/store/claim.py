@@ -21,7 +21,7 @@ from headgate.store.errors import translating
 # RETURNING has no order, so the rows are sorted here: best first, as the workers are to get them.
 CLAIM: Final = """
 SELECT id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at, created_at, lease_until, worker,
-       headers, payload, note
+       headers, payload, run_at, note
   FROM headgate.claim_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
  ORDER BY rank_class, rank_at, id"""
 
@@ -133,9 +133,14 @@ class ClaimCalls(Database):
             return await claim(db, request, owner=self.instance_no)
 
     def topic_name(self, topic_no: int) -> str:
-        return self.names.known_topic(topic_no).name
+        return self.names.topics_by_no[topic_no].name
+
+    def payload_schema(self, topic_no: int) -> str | None:
+        """The JSON Schema of its payloads, if it has one."""
+        topic = self.names.topics_by_no[topic_no]
+        return self.names.schemas.get(topic.tenant_no, {}).get(topic.name)
 
     def time_limit_ms(self, topic_no: int) -> int | None:
         """Of one attempt by the topic's rule; 0: no limit; None: no rule."""
-        span = self.names.known_topic(topic_no).rules.time_limit
+        span = self.names.topics_by_no[topic_no].rules.time_limit
         return None if span is None else span // MILLISECOND

@@ -34,10 +34,10 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 STATEMENT_TIMEOUT = timedelta(seconds=30)
 LOCK_TIMEOUT = timedelta(seconds=10)
 IDLE_IN_TRANSACTION_TIMEOUT = timedelta(seconds=10)
-"""A session whose client cannot be reached any more (a network that swallows everything, a frozen process) keeps its
+"""A session whose client cannot be reached any more (a network that drops everything, a frozen process) keeps its
 row locks for no longer. Between two statements of a transaction of ours lie microseconds."""
 BACKGROUND_STATEMENT_TIMEOUT = timedelta(seconds=10)
-"""For calls that services make again and again, each bounded in rows: over a connection that swallows everything they
+"""For calls that services make again and again, each bounded in rows: over a connection that drops everything they
 wait so long, and a little more for the driver, and then go on over a new one."""
 CONNECT_TIMEOUT = timedelta(seconds=10)
 HOST_TIMEOUT = timedelta(seconds=3)

@@ -58,11 +58,16 @@ async def pause(
     return paused_at
 
 
-async def resume(db: Connection, target: tuple[int, int] = EVERYTHING) -> bool:
-    """Let a target run again; harmless when it does already. Says whether it was paused until now."""
+async def resume(db: Connection, target: tuple[int, int] = EVERYTHING, *, since: datetime | None = None) -> bool | None:
+    """Resume a target; harmless if it is not paused. Returns whether it was paused until now.
+
+    `since` is the paused_at of the only pause to end; None is returned if another one is in force.
+    """
     tenant_no, topic_no = _check_target(target)
-    with translating(writing=True):
-        changed: bool = await db.fetchval("SELECT headgate.resume_v1($1, $2)", tenant_no, topic_no)
+    if since is not None:
+        check_aware(since, field="since")
+    with translating(writing=True, names=("target", "target", "since")):
+        changed: bool | None = await db.fetchval("SELECT headgate.resume_v1($1, $2, $3)", tenant_no, topic_no, since)
     return changed
 
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
 
 from headgate.domain.backoff import RetryPolicy
+from headgate.domain.durability import Durability
 from headgate.domain.errors import ReadOnly, RowLocked, StoreUnavailable
 from headgate.domain.ids import TenantNo
 from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection
 from headgate.store.errors import translating
-from headgate.store.lane import Lane, transaction
+from headgate.store.lane import Lane, as_it_is, transaction
 from headgate.store.migration_files import load
 from headgate.store.names import Names, Topic
 from headgate.store.preflight import inspect, pin, require_still_durable
+from headgate.store.tenant_lane import TenantLane
 
 _Answer = TypeVar("_Answer")
 SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
@@ -39,11 +42,19 @@ class Database:
         """`unsafe`: sessions keep the database's own settings, and nothing is checked."""
         self._dsn, self._direct_dsn = dsn, direct_dsn or (None if pooler else dsn)
         self._lanes = {
-            name: Lane(dsn, name, pooler=pooler) for name in ("settle", "unmatched", "read", "admin", "schedule")
+            name: Lane(dsn, name, pooler=pooler) for name in ("settle", "unmatched", "upkeep", "schedule", "webhooks")
         } | {
             name: Lane(dsn, name, pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT)
-            for name in ("claim", "leases", "heartbeats", "tick", "unblock", "list")
+            for name in ("claim", "leases", "heartbeats", "tick", "unblock", "events", "keys")
         }
+        # Of one tenant at a time, by row-level security: what clients list, read and change by operators' verbs. All
+        # others mix tenants in a statement, or look for what is due of any.
+        self._tenant_lanes = {
+            "read": TenantLane(dsn, "read", pooler=pooler),
+            "admin": TenantLane(dsn, "admin", pooler=pooler),
+            "list": TenantLane(dsn, "list", pooler=pooler, statement_timeout=BACKGROUND_STATEMENT_TIMEOUT),
+        }
+        self._lanes |= self._tenant_lanes
         # Past a pooler where there is a way: dropping a day needs a setting of the session.
         self._lanes["retention"] = Lane(self._direct_dsn or dsn, "retention", pooler=self._direct_dsn is None)
         # Many callers share a flush: none of them may wait for long for what another one's row has met.
@@ -55,12 +66,39 @@ class Database:
             for lane in self._lanes.values():
                 lane.on_open = partial(self._opened, pooler=lane.pooler)
                 lane.on_begin = partial(pin, transaction_only=True)
+            for confined in self._tenant_lanes.values():
+                confined.on_begin, confined.pins = as_it_is, True  # by the statement that also sets the tenant
         self.names = Names()
         self.instance_no = 0
+        self.records_completions = False  # by the last tick: some stream of events wants them
+
+    @property
+    def connections(self) -> int:
+        """How many connections it opens at the most, with the one that listens."""
+        return len(self._lanes) + (self._direct_dsn is not None)
 
     def lane(self, name: str) -> Lane:
         """A lane by name."""
         return self._lanes[name]
+
+    def as_tenant(self, name: str, tenant_no: int | None, call: str = "") -> AbstractAsyncContextManager[Connection]:
+        """The connection of a lane for one tenant, which sees no rows of others; 0: what concerns all tenants.
+
+        None: one that sees all rows, for callers with the scope system.
+        """
+        return (
+            self._lanes["upkeep"].use(call) if tenant_no is None else self._tenant_lanes[name].use_as(tenant_no, call)
+        )
+
+    @property
+    def confined(self) -> bool:
+        """Whether row-level security is in force for calls of one tenant, as far as connections have been opened."""
+        return all(lane.confined for lane in self._tenant_lanes.values() if lane.connects)
+
+    @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """All of them, for those who measure."""
+        return self._lanes
 
     async def register(self, name: str, version: str) -> int:
         """Make this instance known; its number is the owner of what it claims."""
@@ -87,6 +125,11 @@ class Database:
                 await pin(connection, transaction_only=True)
                 require_still_durable(await inspect(connection))
 
+    async def durability(self) -> Durability:
+        """The settings as they are now."""
+        async with self._lanes["upkeep"].use() as db:
+            return await inspect(db)
+
     async def check_durability(self) -> str:
         """Look again. If it is not durable any more, all connections are dropped, and no new one is used until it is.
 
@@ -95,7 +138,7 @@ class Database:
         if self._unsafe:
             return ""
         try:
-            async with self._lanes["read"].use() as db:
+            async with self._lanes["upkeep"].use() as db:
                 found = await inspect(db)
                 require_still_durable(found)
         except (StoreUnavailable, ReadOnly):
@@ -111,7 +154,7 @@ class Database:
         known = self.names.known_tenant(tenant)
         if known is not None:
             return known
-        return await self.interned(lambda db: self.names.tenant(db, tenant))
+        return await self.interned(lambda db, cache: cache.tenant(db, tenant))
 
     async def topics(self, tenant: str, names: Sequence[str]) -> list[Topic]:
         """Topics in the order asked for, made on first use. Raises QuotaExceeded."""
@@ -119,27 +162,35 @@ class Database:
         known = self.names.known_topics(tenant_no, names)
         if known is not None:
             return known
-        return await self.interned(lambda db: self.names.topics(db, tenant_no, names))
+        return await self.interned(lambda db, cache: cache.topics(db, tenant_no, names))
 
     async def policy_no(self, tenant_no: int, policy: RetryPolicy) -> int:
         """The number of a retry policy, made on first use. Raises QuotaExceeded."""
         if self.names.unknown_policies(tenant_no, [policy]):
-            for refused in (await self.interned(lambda db: self.names.make_policies(db, tenant_no, [policy]))).values():
+            made = await self.interned(lambda db, cache: cache.make_policies(db, tenant_no, [policy]))
+            for refused in made.values():
                 raise refused
         return self.names.known_policy_no(tenant_no, policy)
 
-    async def interned(self, intern: Callable[[Connection], Awaitable[_Answer]]) -> _Answer:
+    async def interned(self, intern: Callable[[Connection, Names], Awaitable[_Answer]]) -> _Answer:
         """Make names known. One that another open transaction has just made up is waited for, between tries:
         others' names and reads do not wait with it."""
-        return await self.tried("locked", intern, pause=LOCKED_PAUSE_SECONDS)
+        if self.lane("locked").pooler:
+            # There each use of a lane is a transaction, whose commit can fail. So names are made with a cache that is
+            # thrown away, and read into ours when they are committed.
+            await self.tried("locked", lambda db: intern(db, Names()), pause=LOCKED_PAUSE_SECONDS)
+        return await self.tried("locked", lambda db: intern(db, self.names), pause=LOCKED_PAUSE_SECONDS)
 
-    async def tried(self, lane: str, call: Callable[[Connection], Awaitable[_Answer]], *, pause: float) -> _Answer:
+    async def tried(
+        self, lane: str, call: Callable[[Connection], Awaitable[_Answer]], *, pause: float, tenant_no: int | None = None
+    ) -> _Answer:
         """Call it again, until nothing that it needs is locked by another open transaction. Between tries, others use
         the lane. Raises RowLocked after GIVE_UP_SECONDS."""
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:
-                async with self._lanes[lane].use() as db:
+                use = self._lanes[lane].use() if tenant_no is None else self.as_tenant(lane, tenant_no)
+                async with use as db:
                     return await call(db)
             except RowLocked:
                 if time.monotonic() > deadline:

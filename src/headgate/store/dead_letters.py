@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import asyncpg
+
 from headgate.domain.bulk import DeadGroup, DeadGroups
 from headgate.domain.filters import Term
 from headgate.domain.fingerprint import group_of
 from headgate.domain.pacing import Pace
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_page_size
 from headgate.store import matching
 from headgate.store.arguments import check_tenant_no
@@ -33,7 +36,7 @@ async def dead_groups(
     tenant_no: int,
     *,
     named: Sequence[Term] = (),
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
     limit: int = 100,
 ) -> DeadGroups:
     """The groups, largest first: of topics that the terms name and the caller may see."""
@@ -44,11 +47,24 @@ async def dead_groups(
         numbers = list(await matching.topic_nos(db, tenant_no, named, topics))
     with translating(writing=False):
         rows = await db.fetch(DEAD, tenant_no, numbers, DEAD_LOOK_AT + 1)
+    looked = rows[0][6] if rows else 0
+    ordered = await grouped(db, names, rows)
+    return DeadGroups(
+        groups=ordered[:limit],
+        looked_at=min(looked, DEAD_LOOK_AT),
+        exact=looked <= DEAD_LOOK_AT and len(ordered) <= limit,
+    )
+
+
+async def grouped(db: Connection, names: Names, rows: Sequence[asyncpg.Record]) -> list[DeadGroup]:
+    """Put rows together by topic and kind of error, largest group first.
+
+    Each row: number of the topic, error, count, first and last time, and a job.
+    """
     groups: dict[tuple[str, str], DeadGroup] = {}
-    looked, pace = 0, Pace(time.monotonic)
-    for topic_no, error, n, first_at, last_at, sample_id, looked_at in rows:
+    pace = Pace(time.monotonic)
+    for topic_no, error, n, first_at, last_at, sample_id, *_ in rows:
         await pace.rest()
-        looked = looked_at
         topic = (await names.topic_by_no(db, topic_no)).name
         kind = group_of(error)
         one = DeadGroup(
@@ -64,12 +80,7 @@ async def dead_groups(
         other = groups.get((topic, kind.id))
         groups[topic, kind.id] = one if other is None else _joined(one, other)
     # By name at last, so that two equal groups do not change places from one look to the next.
-    ordered = sorted(groups.values(), key=lambda group: (-group.count, group.topic, group.group))
-    return DeadGroups(
-        groups=ordered[:limit],
-        looked_at=min(looked, DEAD_LOOK_AT),
-        exact=looked <= DEAD_LOOK_AT and len(ordered) <= limit,
-    )
+    return sorted(groups.values(), key=lambda group: (-group.count, group.topic, group.group))
 
 
 def _joined(one: DeadGroup, other: DeadGroup) -> DeadGroup:

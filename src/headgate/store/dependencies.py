@@ -14,6 +14,7 @@ from uuid import UUID
 
 from headgate.domain.dependencies import Dependencies, DependencyView, Needs, Relation
 from headgate.domain.errors import BatchSealed, HeadgateError, NotFound
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_integer, to_ms
 from headgate.store.connect import Connection
 from headgate.store.database import Database
@@ -102,13 +103,13 @@ async def add(
 
 
 def _scopes(asked: Sequence[Dependencies]) -> tuple[list[int], list[int], list[str]]:
-    """What callers whose token permits some topics may refer to: a number for each job (0: anything), and the topics
-    by number. Empty lists when none is limited so, which is nearly always."""
+    """What callers whose token permits some topics may refer to: a number for each job (0: anything), and the
+    patterns for LIKE by number. Empty lists when none is limited so, which is nearly always."""
     if all(one.sees is None for one in asked):
         return [], [], []
-    numbers: dict[frozenset[str], int] = {}
+    numbers: dict[TopicSet, int] = {}
     of_jobs = [0 if one.sees is None else numbers.setdefault(one.sees, len(numbers) + 1) for one in asked]
-    pairs = [(number, topic) for topics, number in numbers.items() for topic in sorted(topics)]
+    pairs = [(number, topic) for topics, number in numbers.items() for topic in topics.like]
     return of_jobs, [number for number, _ in pairs], [topic for _, topic in pairs]
 
 

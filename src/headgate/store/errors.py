@@ -1,9 +1,9 @@
 """Driver errors become Headgate's own at the edge of the store, in one table; the cause stays chained.
 
 The one question that matters to a caller of a write is: may it have been committed? The answer is "unknown"
-(OutcomeUnknown) whenever the connection ended after the statement was sent, even when the server said farewell (57P01,
-57P02): a backend can be ended after it committed and before it answered, and with synchronous replication it ends
-*because* it waits after a local commit. Every other error of a statement means that it was rolled back.
+(OutcomeUnknown) whenever the connection ended after the statement was sent, even when the server reported its end
+(57P01, 57P02): a backend can be ended after it committed and before it answered, and with synchronous replication it
+ends *because* it waits after a local commit. Every other error of a statement means that it was rolled back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BUSY = {
     "25P03": "the transaction was idle for longer than idle_in_transaction_session_timeout",
     "25P04": "the transaction took longer than transaction_timeout",
 }
-# The session ended with a farewell: shutdown by the administrator, crash of a neighbour, database dropped, session
+# The session ended with a message: shutdown by the administrator, crash of another session, database dropped, session
 # idle.
 _ENDED = {"57P01", "57P02", "57P04", "57P05"}
 # The server turned us away before any statement: starting up or shutting down; wrong user or password; no such
@@ -77,7 +77,7 @@ def translate(error: BaseException, *, writing: bool, names: Sequence[str] = ())
                 "the database did not answer a write in time; it may have been committed: send it again"
             )
         return StoreBusy("the database did not answer in time; try again")
-    # The driver lost track of the protocol: mostly because PostgreSQL has said farewell and not yet hung up.
+    # The driver lost track of the protocol: mostly because PostgreSQL has reported the end and not yet closed.
     if isinstance(error, OSError | EOFError | asyncpg.InternalClientError):
         return _connection_lost(str(error) or type(error).__name__, writing=writing)
     return StoreError(f"the database call failed: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.ids import IdKind
+from headgate.domain.topic_sets import TopicSet
 from headgate.store import verbs
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -28,7 +29,7 @@ SELECT b.id, b.topics FROM headgate.batches b
 BULK: Final = """
 SELECT o.id, o.topics FROM headgate.bulk_operations o
  WHERE o.tenant_no = $1 AND o.id > $2 AND o.id <= $3 ORDER BY o.id LIMIT $4"""
-TOPIC_NOS: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = ANY ($2::text[])"
+TOPIC_NOS: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name LIKE ANY ($2::text[])"
 
 
 async def find_ids(
@@ -37,7 +38,7 @@ async def find_ids(
     kind: IdKind,
     between: tuple[UUID, UUID],
     *,
-    topics: frozenset[str] | None,
+    topics: TopicSet | None,
     limit: int,
 ) -> tuple[list[UUID], bool]:
     """Up to `limit` ids of a range, in ascending order, and whether there may be more.
@@ -55,12 +56,12 @@ async def find_ids(
     if topics is not None and kind is IdKind.JOB:
         ids = await _of_topics(db, tenant_no, ids, topics)
     elif topics is not None:
-        ids = [row[0] for row in rows if row[1] is not None and topics.issuperset(row[1])]
+        ids = [row[0] for row in rows if topics.covers(TopicSet.stored(row[1]))]
     return ids[:limit], len(ids) > limit or len(rows) == count
 
 
-async def _of_topics(db: Connection, tenant_no: int, ids: list[UUID], topics: frozenset[str]) -> list[UUID]:
+async def _of_topics(db: Connection, tenant_no: int, ids: list[UUID], topics: TopicSet) -> list[UUID]:
     with translating(writing=False):
-        permitted = {row[0] for row in await db.fetch(TOPIC_NOS, tenant_no, sorted(topics))}
+        permitted = {row[0] for row in await db.fetch(TOPIC_NOS, tenant_no, topics.like)}
     found = await verbs.states(db, tenant_no, ids) if ids else {}
     return [one for one in ids if one in found and found[one][1] in permitted]

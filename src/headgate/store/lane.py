@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextvars import ContextVar
 from datetime import timedelta
 from types import TracebackType
+from typing import Final
 
 import asyncpg
 
 from headgate.domain import failpoints
 from headgate.domain.errors import OutcomeUnknown, ReadOnly, StoreUnavailable
+from headgate.domain.histogram import STATEMENT_SECONDS, Histogram
 from headgate.store.connect import LOCK_TIMEOUT, STATEMENT_TIMEOUT, Connection, connect
 from headgate.store.errors import DRIVER_ERRORS, translating
 
 _UNUSABLE_AFTER = (OutcomeUnknown, StoreUnavailable, ReadOnly)
-"""Broken: PostgreSQL says farewell a moment before it hangs up, and in between the connection still seems open. Or
-the session may not write, as PostgreSQL said at its start: a new one may, here or on another host."""
+"""Broken: PostgreSQL reports the end of a session a moment before it closes the connection, which still seems open in
+between. Or the session may not write, as PostgreSQL said at its start: a new one may, here or on another host."""
+
+_AFTER_COMMIT: Final[ContextVar[list[Callable[[], None]] | None]] = ContextVar("after_commit", default=None)
+"""What the transaction that this task has open does once it is committed."""
 
 
 class Lane:
@@ -34,11 +41,14 @@ class Lane:
     ) -> None:
         self._lock_timeout = lock_timeout
         self._dsn, self._name, self.pooler, self._statement_timeout = dsn, name, pooler, statement_timeout
-        self.on_open: Callable[[Connection], Awaitable[None]] = _as_it_is  # raises if it may not be used
-        self.on_begin: Callable[[Connection], Awaitable[None]] = _as_it_is  # of each transaction, behind a pooler
+        self.on_open: Callable[[Connection], Awaitable[None]] = as_it_is  # raises if it may not be used
+        self.on_begin: Callable[[Connection], Awaitable[None]] = as_it_is  # of each transaction, behind a pooler
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._began = 0.0  # the use that is under way
+        self.seconds = Histogram(STATEMENT_SECONDS)  # how long each use took, its commit included
+        self.waits = self.connects = 0  # uses that waited for the one before; connections opened
 
     def use(self, call: str = "") -> AbstractAsyncContextManager[Connection]:
         """The connection, opened if need be; closed when it broke. `call` names the failpoints before and after it."""
@@ -47,7 +57,13 @@ class Lane:
         return self
 
     async def __aenter__(self) -> Connection:
+        if self._lock.locked():
+            self.waits += 1
         await self._lock.acquire()
+        self._began = time.monotonic()
+        connection = self._connection
+        if connection is not None and not connection.is_closed():
+            return connection
         try:
             return await self._open()
         except BaseException:
@@ -63,12 +79,23 @@ class Lane:
             elif isinstance(error, _UNUSABLE_AFTER) or isinstance(error.__cause__, TimeoutError):
                 # Or it did not answer in time: the next caller would wait for the answer that this one did not get.
                 self._connection.terminate()
+        self.seconds.observe(time.monotonic() - self._began)
         self._lock.release()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a connection."""
+        return self._connection is not None and not self._connection.is_closed()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a caller uses it at this moment."""
+        return self._lock.locked()
 
     def _leave(self, connection: Connection) -> None:
         """Part with it in the middle of a statement: its answer must not reach the next caller.
 
-        Only hung up on, PostgreSQL would not notice before the statement has the lock it waits for: impatient callers
+        Only closed, PostgreSQL would not notice before the statement has the lock it waits for: callers that give up
         would pile up sessions behind it. Closing lets the driver's cancel through first.
         """
         self._connection = None
@@ -93,24 +120,28 @@ class Lane:
             await failpoints.armed.reach(f"{call}.after_commit")
 
     async def _open(self) -> Connection:
-        if self._connection is None or self._connection.is_closed():
-            opened = await connect(
-                self._dsn,
-                application_name=f"headgate {self._name}",
-                pooler=self.pooler,
-                statement_timeout=self._statement_timeout,
-                lock_timeout=self._lock_timeout,
-            )
-            try:
-                await self.on_open(opened)
-            except BaseException:
-                opened.terminate()
-                raise
-            self._connection = opened
-        return self._connection
+        self.connects += 1
+        opened = await connect(
+            self._dsn,
+            application_name=f"headgate {self._name}",
+            pooler=self.pooler,
+            statement_timeout=self._statement_timeout,
+            lock_timeout=self._lock_timeout,
+        )
+        try:
+            await self.prepare(opened)
+        except BaseException:
+            opened.terminate()
+            raise
+        self._connection = opened
+        return opened
+
+    async def prepare(self, opened: Connection) -> None:
+        """Make a new connection ready. Raises if it may not be used."""
+        await self.on_open(opened)
 
     def drop(self) -> None:
-        """Hang up: the next use opens another connection. A call under way fails as if the connection had broken."""
+        """Close it at once: the next use opens another one. A call under way fails as if the connection had broken."""
         if self._connection is not None:
             self._connection.terminate()
 
@@ -122,7 +153,8 @@ class Lane:
             await asyncio.wait(self._leaving)
 
 
-async def _as_it_is(connection: Connection) -> None:
+async def as_it_is(connection: Connection) -> None:
+    """Change nothing of a connection."""
     del connection
 
 
@@ -150,19 +182,38 @@ async def set_lock_timeout(connection: Connection, span: timedelta) -> None:
 
 @asynccontextmanager
 async def transaction(connection: Connection) -> AsyncIterator[None]:
-    """An explicit transaction whose beginning and end can fail in our own words only."""
+    """An explicit transaction whose beginning and end can fail in our own words only; a savepoint within another."""
+    outer = _AFTER_COMMIT.get() if connection.is_in_transaction() else None
     transaction = connection.transaction()
     with translating(writing=False):
         await transaction.start()
+    calls: list[Callable[[], None]] = []
+    token = _AFTER_COMMIT.set(calls)
     try:
         yield
     except BaseException:
-        with suppress(*DRIVER_ERRORS):  # what went wrong first is what the caller must hear
+        with suppress(*DRIVER_ERRORS):  # the first error is the one for the caller
             await transaction.rollback()
         raise
+    finally:
+        _AFTER_COMMIT.reset(token)
     if failpoints.armed:
         await failpoints.armed.reach("transaction.before_commit")
     with translating(writing=True):
         await transaction.commit()
+    if outer is not None:
+        outer.extend(calls)
+    else:
+        for call in calls:
+            call()
     if failpoints.armed:
         await failpoints.armed.reach("transaction.after_commit")
+
+
+def after_commit(call: Callable[[], None]) -> None:
+    """Call it when the transaction of this task is committed, and never if it is rolled back; without one, now."""
+    calls = _AFTER_COMMIT.get()
+    if calls is None:
+        call()
+    else:
+        calls.append(call)

@@ -27,8 +27,8 @@ from headgate.store.verbs import states
 log = logging.getLogger("headgate.store")
 RENEW: Final = "SELECT ord, lost, cancel, skipped FROM headgate.renew_v1($1, $2, $3, $4, $5, $6)"
 EXPIRE_LOST: Final = "SELECT id, what FROM headgate.expire_lost_v1($1, $2, $3, $4, $5, $6)"
-REAP: Final = "SELECT tenant_no, id, state, run_at FROM headgate.reap_v1($1, $2)"
-REAP_EACH: Final = "SELECT tenant_no, id, state, run_at, problem FROM headgate.reap_v1($1, $2, true)"
+REAP: Final = "SELECT tenant_no, id, state, run_at, topic_no FROM headgate.reap_v1($1, $2)"
+REAP_EACH: Final = "SELECT tenant_no, id, state, run_at, topic_no, problem FROM headgate.reap_v1($1, $2, true)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class Reaped:
     id: UUID
     state: State
     run_at: datetime | None
+    topic_no: int
 
 
 async def renew(
@@ -95,7 +96,7 @@ async def reap(db: Connection, *, limit: int = 1_000, floor: datetime = BEGINNIN
     check_aware(floor, field="floor")
     with translating(writing=True, names=("limit", "floor")):
         rows = await fetch_into_days(db, REAP, limit, floor)
-    return [Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows]
+    return [_reaped(*row) for row in rows]
 
 
 async def reap_each(
@@ -104,8 +105,12 @@ async def reap_each(
     """As `reap`, but each attempt by itself: one that cannot be ended keeps no other from it."""
     with translating(writing=True, names=("limit", "floor")):
         rows = await fetch_into_days(db, REAP_EACH, limit, floor)
-    reaped = [Reaped(tenant_no=row[0], id=row[1], state=State(row[2]), run_at=row[3]) for row in rows if row[4] is None]
-    return reaped, [(row[0], row[1], row[4]) for row in rows if row[4] is not None]
+    reaped = [_reaped(*values) for *values, problem in rows if problem is None]
+    return reaped, [(row[0], row[1], row[5]) for row in rows if row[5] is not None]
+
+
+def _reaped(tenant_no: int, job_id: UUID, state: int, run_at: datetime | None, topic_no: int) -> Reaped:
+    return Reaped(tenant_no=tenant_no, id=job_id, state=State(state), run_at=run_at, topic_no=topic_no)
 
 
 class LeaseCalls(Database):
@@ -168,7 +173,7 @@ class LeaseCalls(Database):
                     rows = await db.fetch(
                         "SELECT headgate.abandon_undeclared_v1($1, $2, $3)", tenant_no, worker, list(held)
                     )
-        except RowLocked as error:  # the worker is greeted all the same: those jobs come back when their leases end
+        except RowLocked as error:  # the worker is greeted anyway: those jobs come back when their leases end
             log.warning("undeclared_locked worker=%s error=%s", worker, error)
             return []
         return [row[0] for row in rows]

@@ -24,6 +24,7 @@ from headgate.domain.filters import TIMES, Field, Glob, JobFilter, Op, Term, mom
 from headgate.domain.pacing import Pace
 from headgate.domain.states import State
 from headgate.domain.timestamps import MICROSECOND, from_unix_us, unix_us
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.store import listing, reads
 from headgate.store.arguments import check_tenant_no
@@ -62,7 +63,7 @@ async def clock(db: Connection) -> datetime:
 
 
 async def compiled(
-    db: Connection, tenant_no: int, matching: JobFilter, *, as_of: datetime, topics: frozenset[str] | None = None
+    db: Connection, tenant_no: int, matching: JobFilter, *, as_of: datetime, topics: TopicSet | None = None
 ) -> Filter | None:
     """What the store looks for; None when nothing can match. `topics` are those that the caller may see."""
     check_tenant_no(tenant_no)
@@ -105,21 +106,26 @@ async def list_matching(
     tenant_no: int,
     matching: JobFilter,
     *,
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
     limit: int = limits.PAGE_DEFAULT,
     cursor: str = "",
     oldest: bool = False,
 ) -> JobPage:
     """One page of what a filter matches, newest first, or oldest."""
     check_page_size(limit)
-    seal = sha256(repr((tenant_no, str(matching), topics and sorted(topics), oldest)).encode()).digest()[:8]
-    as_of, below = await _place(db, cursor, seal, listing.OLDEST if oldest else listing.NEWEST)
+    seal = sha256(repr((tenant_no, str(matching), topics and topics.listed, oldest)).encode()).digest()[:8]
+    now = await clock(db)
+    as_of, below = _place(now, cursor, seal, listing.OLDEST if oldest else listing.NEWEST)
     wanted = await compiled(db, tenant_no, matching, as_of=as_of, topics=topics)
     if wanted is None:
-        return JobPage(jobs=[], cursor="")
+        return JobPage(jobs=[], cursor="", read_at=now)
     found = await listing.step(db, tenant_no, wanted, below=below, limit=limit, oldest=oldest)
     onward = f"{unix_us(as_of):x}.{listing.write_cursor(found.below, seal)}" if found.more else ""
-    return JobPage(jobs=await lines(db, names, found.rows), cursor=onward)
+    tags = await reads.tags(db, tenant_no, [row.id for row in found.rows]) if found.rows else {}
+    rows = [replace(row, tags=tags[row.id]) if row.id in tags else row for row in found.rows]
+    return JobPage(
+        jobs=await lines(db, names, rows), cursor=onward, read_at=now, partial=found.more and len(rows) < limit
+    )
 
 
 async def count_matching(db: Connection, tenant_no: int, wanted: Filter | None, *, up_to: int = COUNT_MAX) -> Counted:
@@ -164,9 +170,9 @@ def bounded(wanted: Filter, as_of: datetime) -> Filter:
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
-async def _place(db: Connection, cursor: str, seal: bytes, begin: UUID) -> tuple[datetime, UUID]:
+def _place(now: datetime, cursor: str, seal: bytes, begin: UUID) -> tuple[datetime, UUID]:
     if not cursor:
-        return await clock(db), begin
+        return now, begin
     stamp, _, rest = cursor.partition(".")
     try:
         as_of = from_unix_us(int(stamp, 16))
@@ -175,9 +181,7 @@ async def _place(db: Connection, cursor: str, seal: bytes, begin: UUID) -> tuple
     return as_of, listing.read_cursor(rest, seal)
 
 
-async def topic_nos(
-    db: Connection, tenant_no: int, terms: Iterable[Term], topics: frozenset[str] | None
-) -> frozenset[int]:
+async def topic_nos(db: Connection, tenant_no: int, terms: Iterable[Term], topics: TopicSet | None) -> frozenset[int]:
     """The numbers of the topics that all terms match, of those the caller may see."""
     with translating(writing=False):
         known = await db.fetch(TOPICS, tenant_no)

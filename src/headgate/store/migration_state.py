@@ -26,7 +26,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Applied rows, files still to apply (an unfinished one is the first of them), and what forbids going on."""
+    """Applied rows, files still to apply (an unfinished one is the first of them), and what forbids continuing."""
 
     applied: tuple[Applied, ...]
     pending: tuple[Migration, ...]

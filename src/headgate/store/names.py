@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 
@@ -30,20 +30,25 @@ DEFAULT_POLICY_NO: Final = 1
 DEFAULT_POLICY: Final = RetryPolicy()
 _JOB_RULES: Final = ("max_attempts", "retry", "priority")
 RULES_OF_JOBS: Final = frozenset(_JOB_RULES)
+_Rule = TypeVar("_Rule")
 TOPICS: Final = """
-SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, priority, time_limit_ms, keyed, quota
+SELECT name, topic_no, ageing_step_us, max_attempts, policy_no, priority, time_limit_ms, lease_ms, max_consumers,
+       payload_schema, max_payload_bytes, keyed, quota
   FROM headgate.intern_topics_v1($1, $2)"""
 POLICIES: Final = "SELECT ord, policy_no, quota FROM headgate.intern_policies_v1($1, $2, $3, $4, $5)"
 POLICY: Final = "SELECT tenant_no, kind, base_ms, cap_ms, delays_ms FROM headgate.retry_policies WHERE policy_no = $1"
 # What transactions have written that the snapshot of the last look, $1, does not show: none of them is missed, whenever
-# it commits, and each is read once. The first column is the snapshot of this look. index: topics_changed
+# it commits, and each is read once. The first column is the snapshot up to which all is read. A connection of one
+# tenant sees no changes of others: it reads its own, and the next look still begins at $1. index: topics_changed
 CHANGED: Final = """
 SELECT s.seen, c.tenant_no, c.name, c.topic_no, c.ageing_step_us, c.max_attempts, c.policy_no, c.priority,
-       c.time_limit_ms, c.keyed, c.policy_tenant, c.kind, c.base_ms, c.cap_ms, c.delays_ms
-  FROM (SELECT pg_current_snapshot()::text AS seen) AS s
+       c.time_limit_ms, c.lease_ms, c.max_consumers, c.payload_schema, c.max_payload_bytes, c.keyed, c.policy_tenant,
+       c.kind, c.base_ms, c.cap_ms, c.delays_ms
+  FROM (SELECT CASE current_user WHEN 'headgate_tenant' THEN $1 ELSE pg_current_snapshot()::text END AS seen) AS s
   LEFT JOIN (SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, t.priority,
-                    t.time_limit_ms, coalesce(l.keyed, false) AS keyed, p.tenant_no AS policy_tenant, p.kind,
-                    p.base_ms, p.cap_ms, p.delays_ms
+                    t.time_limit_ms, t.lease_ms, t.max_consumers, t.payload_schema, t.max_payload_bytes,
+                    coalesce(l.keyed, false) AS keyed,
+                    p.tenant_no AS policy_tenant, p.kind, p.base_ms, p.cap_ms, p.delays_ms
                FROM headgate.topics t
                LEFT JOIN headgate.retry_policies p ON p.policy_no = t.policy_no
                LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
@@ -51,7 +56,7 @@ SELECT s.seen, c.tenant_no, c.name, c.topic_no, c.ageing_step_us, c.max_attempts
                 AND NOT pg_visible_in_snapshot(t.changed_by, $1::text::pg_snapshot)) AS c ON true"""
 BY_NO: Final = """
 SELECT t.tenant_no, t.name, t.topic_no, t.ageing_step_us, t.max_attempts, t.policy_no, t.priority, t.time_limit_ms,
-       coalesce(l.keyed, false)
+       t.lease_ms, t.max_consumers, t.payload_schema, t.max_payload_bytes, coalesce(l.keyed, false)
   FROM headgate.topics t LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no WHERE t.topic_no = $1"""
 
 
@@ -76,6 +81,10 @@ class _StoredRules(NamedTuple):
     policy_no: int | None
     priority: int | None
     time_limit_ms: int | None
+    lease_ms: int | None
+    max_consumers: int | None
+    payload_schema: str | None
+    max_payload_bytes: int | None
 
     def rules(self, policy: RetryPolicy) -> TopicRules:
         return TopicRules(
@@ -84,6 +93,10 @@ class _StoredRules(NamedTuple):
             priority=self.priority or limits.PRIORITY_DEFAULT,
             time_limit=None if self.time_limit_ms is None else self.time_limit_ms * MILLISECOND,
             ageing_step=None if self.ageing_step_us is None else self.ageing_step_us * MICROSECOND,
+            lease=None if self.lease_ms is None else self.lease_ms * MILLISECOND,
+            payload_schema=self.payload_schema,
+            max_consumers=self.max_consumers,
+            max_payload_bytes=self.max_payload_bytes,
         )
 
     @property
@@ -104,18 +117,33 @@ def _nobody(_tenant_no: int, _name: str, _no: int) -> None:
     """No demand waits for topics."""
 
 
+def _note(found: dict[int, dict[str, _Rule]], tenant_no: int, name: str, value: _Rule | None) -> None:
+    """Keep a rule of a topic by tenant and name; without one, nothing is left of it."""
+    if value is not None:
+        found.setdefault(tenant_no, {})[name] = value
+    elif tenant_no in found:
+        found[tenant_no].pop(name, None)
+        if not found[tenant_no]:
+            del found[tenant_no]
+
+
 class Names:
     """The caches of one process."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantNo] = {}
         self._topics: dict[tuple[int, str], Topic] = {}
-        self._topics_by_no: dict[int, Topic] = {}
+        self.topics_by_no: dict[int, Topic] = {}  # those that were looked up before
         self._policies: dict[tuple[int, RetryPolicy], int] = {}
         self._policies_by_no: dict[int, RetryPolicy] = {DEFAULT_POLICY_NO: DEFAULT_POLICY}
         self.seen = "1:1:"  # the snapshot of the last refresh: this one shows nothing
         self._looks = self._taken = 0  # refreshes begun, and the newest of them that was taken over
         self.on_topic: Callable[[int, str, int], None] = _nobody  # a topic is known from now on: tenant, name, number
+        # Of the few topics that have such a rule; nearly always empty, which is all that others pay for it.
+        self.schemas: dict[int, dict[str, str]] = {}  # by tenant and name: the JSON Schema of payloads
+        self.payload_sizes: dict[int, dict[str, int]] = {}  # by tenant and name: bytes
+        self.leases: dict[int, dict[str, int]] = {}  # by tenant and name: in milliseconds
+        self.consumers: dict[int, str] = {}  # topics with a maximum of consumers: number, name
 
     async def tenant(self, db: Connection, name: str) -> TenantNo:
         """The tenant's number, made on first use."""
@@ -131,6 +159,10 @@ class Names:
     def known_tenant(self, name: str) -> TenantNo | None:
         """The tenant's number, if it is cached."""
         return self._tenants.get(name)
+
+    def tenant_name(self, no: int) -> str | None:
+        """The tenant's name, if it is cached. There are few of them."""
+        return next((name for name, known in self._tenants.items() if known == no), None)
 
     def known_topics(self, tenant_no: TenantNo, names: Iterable[str]) -> list[Topic] | None:
         """The topics, if all of them are cached."""
@@ -157,19 +189,20 @@ class Names:
 
     def knows(self, no: int) -> bool:
         """Whether the topic of this number is cached."""
-        return no in self._topics_by_no
+        return no in self.topics_by_no
 
-    def known_topic(self, no: int) -> Topic:
-        """A topic that was looked up before."""
-        return self._topics_by_no[no]
+    def may_rank_below(self, no: int) -> bool:
+        """Whether jobs of a topic that was looked up before become claimable at ranks below those of earlier ones.
 
-    def is_ageing(self, no: int) -> bool:
-        """Whether jobs of a topic that was looked up before gain priority while they wait."""
-        return self._topics_by_no[no].rules.ageing_step is not None
+        On an ageing topic the bonus of a high priority is part of the rank. On a topic with keys, jobs are let in at
+        the rank that they had before they waited.
+        """
+        topic = self.topics_by_no[no]
+        return topic.keyed or topic.rules.ageing_step is not None
 
     def is_keyed(self, no: int) -> bool:
         """Whether jobs of a topic that was looked up before wait in lines by key."""
-        return self._topics_by_no[no].keyed
+        return self.topics_by_no[no].keyed
 
     async def topic(self, db: Connection, tenant_no: TenantNo, name: str) -> Topic:
         """One topic, made on first use."""
@@ -222,7 +255,7 @@ class Names:
 
     async def topic_by_no(self, db: Connection, no: int) -> Topic:
         """The topic behind a number found in a row."""
-        if no not in self._topics_by_no:
+        if no not in self.topics_by_no:
             with translating(writing=False):
                 row = await db.fetchrow(BY_NO, no)
             if row is None:
@@ -230,9 +263,9 @@ class Names:
             tenant_no, name, _, *values, keyed = row
             rules = _StoredRules(*values)
             policy = await self.policy_by_no(db, rules.policy_no or DEFAULT_POLICY_NO)
-            if no not in self._topics_by_no:
+            if no not in self.topics_by_no:
                 self._remember(tenant_no, name, no, rules, keyed=keyed, policy=policy)
-        return self._topics_by_no[no]
+        return self.topics_by_no[no]
 
     async def policy_no(self, db: Connection, tenant_no: int, policy: RetryPolicy) -> int:
         """The number of a retry policy for jobs of a tenant, made on first use. Raises QuotaExceeded.
@@ -309,7 +342,10 @@ class Names:
         return self._policies_by_no[no]
 
     async def refresh(self, db: Connection) -> int:
-        """Read topics that were made or changed since the last call, by whichever process; returns how many."""
+        """Read topics that were made or changed since the last call, by whichever process; returns how many.
+
+        On a connection of one tenant (`Database.as_tenant`), only those of that tenant.
+        """
         self._looks += 1
         look = self._looks
         with translating(writing=False):
@@ -319,7 +355,7 @@ class Names:
         self._taken = look
         changed = [row[1:] for row in rows if row[1] is not None]
         for tenant_no, name, no, *row in changed:
-            rules, keyed, policy = _StoredRules(*row[:5]), row[5], row[6:]
+            rules, keyed, policy = _StoredRules(*row[:9]), row[9], row[10:]
             policy_no = rules.policy_no or DEFAULT_POLICY_NO
             known = self._policies_by_no.get(policy_no) or self._remember_policy(policy_no, *policy)
             self._remember(tenant_no, name, no, rules, keyed=keyed, policy=known)
@@ -354,7 +390,14 @@ class Names:
             keyed=keyed,
         )
         is_new = (tenant_no, name) not in self._topics
+        _note(self.schemas, tenant_no, name, stored.payload_schema)
+        _note(self.payload_sizes, tenant_no, name, stored.max_payload_bytes)
+        _note(self.leases, tenant_no, name, stored.lease_ms)
+        if stored.max_consumers is None:
+            self.consumers.pop(no, None)
+        else:
+            self.consumers[no] = name
         self._topics[tenant_no, name] = topic
-        self._topics_by_no[no] = topic
+        self.topics_by_no[no] = topic
         if is_new:
             self.on_topic(tenant_no, name, no)

@@ -99,7 +99,7 @@ async def clear_and_drop(
     behind a transaction pooler, where a setting of the session would reach other clients.
     """
     check_span(keep, field="keep", low=KEEP_MIN, high=KEEP_MAX)
-    # Not 0: to PostgreSQL that means to wait for ever.
+    # Not 0: to PostgreSQL that means to wait forever.
     check_span(lock_wait, field="lock_wait", low=timedelta(milliseconds=1), high=timedelta(minutes=10))
     check_integer(chunks, field="chunks", low=1, high=1_000_000)
     dropped: list[str] = []

@@ -17,8 +17,7 @@ What cannot be waived: a database that takes no writes, is too old, or does not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from headgate.domain.durability import Durability
 from headgate.domain.errors import ReadOnly, StoreUnavailable, UnsafeDatabase, UnsuitableDatabase
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
@@ -27,28 +26,6 @@ OLDEST_SERVER = 140000
 
 _FLUSHED_EVERYWHERE = {"on", "remote_apply"}
 _FLUSHED_HERE = {"local", "remote_write"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durability:
-    """The settings that decide, as the server reports them, and what is wrong with them."""
-
-    server_version: str
-    server_version_num: int
-    server_encoding: str
-    fsync: str
-    full_page_writes: str
-    synchronous_commit: str  # of this session
-    synchronous_commit_default: str  # what a new session of this role in this database starts with
-    synchronous_standby_names: str
-    in_recovery: bool
-    read_only: bool
-    data_checksums: str
-    max_connections: int
-    problems: tuple[str, ...]  # each would lose acknowledged work; --unsafe waives them
-    own_problems: tuple[str, ...]  # those of them that concern our own sessions
-    unfit: tuple[str, ...]  # nothing waives these
-    notes: tuple[str, ...]
 
 
 async def inspect(connection: Connection) -> Durability:
@@ -149,8 +126,8 @@ def _obstacles(values: dict[str, object]) -> list[str]:
         found.append("the server is a standby (pg_is_in_recovery() is true), which takes no writes: use the primary")
     elif values["read_only"]:
         found.append(
-            "transaction_read_only is on, so no job could be written: look for default_transaction_read_only in the "
-            "settings of the server, database and role, and set it to off"
+            "the database is read-only (transaction_read_only is on), so no job could be written: look for "
+            "default_transaction_read_only in the settings of the server, database and role, and set it to off"
         )
     if int(str(values["server_version_num"])) < OLDEST_SERVER:
         found.append(

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from headgate.store.audit import record
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.lane import transaction
 from headgate.store.migrate import check_schema
 
 RANGES_AHEAD = 2**34
 """Each flush of submits takes a range of epochs: 19 days of 10,000 flushes a second. 512 restores fit in."""
-# The whole table at once, before servers start; a session that works all the same waits, rather than deadlocks.
+# The whole table at once, before servers start; a session that works anyway waits, rather than deadlocks.
 _ALONE = "LOCK TABLE headgate.jobs IN EXCLUSIVE MODE"
 _NO_TIMEOUT = "SET LOCAL statement_timeout = 0"
 # Not undone by a rollback: moving on once more does no harm.
@@ -31,6 +32,11 @@ _FORGET_ARRIVALS = "DELETE FROM headgate.arrivals"
 _RENUMBER_TOPICS = "UPDATE headgate.topics SET changed_by = pg_current_xact_id()"
 _NEW_FLOOR = """
 UPDATE headgate.arrivals_floor SET generation = generation + 2, snapshot = pg_current_snapshot(), gone_to = '0'"""
+# Streams of events would take what another cluster wrote for news, once its own numbers are as high.
+_OLD_EVENTS = "UPDATE headgate.job_events SET xid = '3' WHERE xid >= pg_current_xact_id()"
+_OLD_CHANGES = "UPDATE headgate.audit SET xid = '3' WHERE xid >= pg_current_xact_id()"
+_FORGET_COMPLETIONS = "DELETE FROM headgate.completions"
+_NO_RECORDING = "UPDATE headgate.event_recording SET since = timestamptz 'epoch', until = timestamptz 'epoch'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,7 @@ async def fence_restore(db: Connection, *, actor: str) -> Fenced:
     """Move every live job's epoch on and forget all instances, in one transaction, with an entry in the audit."""
     await check_schema(db)
     with translating(writing=True):
-        async with db.transaction():
+        async with transaction(db):
             await db.execute(_ALONE)
             await db.execute(_NO_TIMEOUT)
             floor = await db.fetchval(_AHEAD, RANGES_AHEAD)
@@ -55,6 +61,9 @@ async def fence_restore(db: Connection, *, actor: str) -> Fenced:
             await db.execute(_FORGET_ARRIVALS)
             await db.execute(_NEW_FLOOR)
             await db.execute(_RENUMBER_TOPICS)
+            await db.execute(_OLD_EVENTS, timeout=_MOST_SECONDS)
+            for statement in (_OLD_CHANGES, _FORGET_COMPLETIONS, _NO_RECORDING):
+                await db.execute(statement)
             await record(db, 0, actor=actor, verb="restored", target="database", detail={"jobs": jobs})
     return Fenced(jobs=jobs, instances=instances)
 

@@ -31,10 +31,16 @@ CHUNK: Final = 1_000
 DROP_AT_ONCE: Final = 20_000
 """Jobs of days that are dropped whole, looked at in one pass."""
 LOCK_WAIT: Final = timedelta(seconds=2)
-MINUTES_KEPT: Final = timedelta(days=30)
-"""Of the counts by minute."""
+BUCKETS_KEPT: Final = {60: timedelta(days=2), 300: timedelta(days=8), 3_600: timedelta(days=30)}
+"""Of counts and latencies over time, by the seconds of an interval."""
 INSTANCES_KEPT: Final = timedelta(days=30)
 """Since a server was last seen."""
+DELIVERIES_KEPT: Final = timedelta(days=7)
+"""Of webhook deliveries and their attempts, since they ended."""
+BACKLOG_MAX: Final = 100_000
+"""Deliveries that may wait for a webhook endpoint that fails; one with more is disabled."""
+SLOW_BACKLOG_MAX: Final = 500_000
+"""The same for an endpoint that succeeds, and is too slow for its events."""
 _BEGINNING: Final = (datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
 
 RULES: Final = "SELECT completed_ms, dead_ms, cancelled_ms, audit_ms FROM headgate.retention"
@@ -42,7 +48,7 @@ LOCK_RULES: Final = "SELECT completed_ms, dead_ms, cancelled_ms, audit_ms FROM h
 SET_RULES: Final = "UPDATE headgate.retention SET completed_ms = $1, dead_ms = $2, cancelled_ms = $3, audit_ms = $4"
 LONGEST: Final = "SELECT longest_ms FROM headgate.keep_bounds_v1()"
 DUE: Final = "SELECT day FROM headgate.days_due_v1() WHERE due"
-# Committed before a walk begins: a row made within it would hold up the other instances for as long.
+# Committed before a walk begins: a row made within it would delay the other instances for as long.
 NOTE_DAYS: Final = """
 INSERT INTO headgate.retention_days (day) SELECT d FROM unnest($1::date[]) AS d ON CONFLICT DO NOTHING"""
 RETIRE: Final = "SELECT removed, done FROM headgate.retire_chunk_v1($1, $2, false)"
@@ -64,13 +70,26 @@ SELECT (SELECT min(t.day) FROM tables t), count(*), min(w.day)
   FROM (SELECT to_char(d.day, 'YYYYMMDD') AS day FROM headgate.days_due_v1() AS d WHERE d.due
          UNION
         SELECT t.day FROM tables t, bounds b WHERE t.day < b.day) AS w"""
-# By the primary key, whose first column is the minute.
-FORGET_MINUTES: Final = """
+# The longer the interval, the longer it is kept.
+# index: flow_buckets_at, latency_buckets_at
+FORGET_FLOWS: Final = """
 WITH gone AS (
-    DELETE FROM headgate.flow_minutes m
-     WHERE m.ctid = ANY (ARRAY(SELECT x.ctid FROM headgate.flow_minutes x
-                                WHERE x.minute < headgate.clock_v1() - $1::interval
-                                ORDER BY x.minute LIMIT $2 FOR UPDATE SKIP LOCKED))
+    DELETE FROM headgate.flow_buckets b
+     WHERE b.ctid = ANY (ARRAY(SELECT x.ctid FROM unnest($1::int[], $2::interval[]) AS k(seconds, kept)
+                                CROSS JOIN LATERAL (
+                                      SELECT f.ctid FROM headgate.flow_buckets f
+                                       WHERE f.seconds = k.seconds AND f.at < headgate.clock_v1() - k.kept
+                                       ORDER BY f.at LIMIT $3 FOR UPDATE SKIP LOCKED) AS x))
+    RETURNING 1)
+SELECT count(*) FROM gone"""
+FORGET_LATENCIES: Final = """
+WITH gone AS (
+    DELETE FROM headgate.latency_buckets b
+     WHERE b.ctid = ANY (ARRAY(SELECT x.ctid FROM unnest($1::int[], $2::interval[]) AS k(seconds, kept)
+                                CROSS JOIN LATERAL (
+                                      SELECT l.ctid FROM headgate.latency_buckets l
+                                       WHERE l.seconds = k.seconds AND l.at < headgate.clock_v1() - k.kept
+                                       ORDER BY l.at LIMIT $3 FOR UPDATE SKIP LOCKED) AS x))
     RETURNING 1)
 SELECT count(*) FROM gone"""
 # The oldest by number are the oldest by time, except for those that were written at the same moment.
@@ -90,6 +109,7 @@ WITH gone AS (
                                          FOR UPDATE SKIP LOCKED))
     RETURNING 1)
 SELECT count(*) FROM gone"""
+FORGET_DELIVERIES: Final = "SELECT headgate.forget_deliveries_v1($1, $2, $3, $4)"
 FORGET_BATCHES: Final = "SELECT forgotten, sealed, id FROM headgate.forget_batches_v1($1, $2, $3)"
 
 
@@ -192,9 +212,11 @@ async def _small_things(db: Connection, chunk: int) -> tuple[int, bool]:
         await bulk.forget_old(db)
         with translating(writing=True):
             for statement, arguments in (
-                (FORGET_MINUTES, (MINUTES_KEPT, chunk)),
+                (FORGET_FLOWS, (list(BUCKETS_KEPT), list(BUCKETS_KEPT.values()), chunk)),
+                (FORGET_LATENCIES, (list(BUCKETS_KEPT), list(BUCKETS_KEPT.values()), chunk)),
                 (FORGET_AUDIT, (chunk,)),
                 (FORGET_INSTANCES, (INSTANCES_KEPT, chunk)),
+                (FORGET_DELIVERIES, (DELIVERIES_KEPT, chunk, BACKLOG_MAX, SLOW_BACKLOG_MAX)),
             ):
                 counts.append(await db.fetchval(statement, *arguments))
     return sum(counts), any(count >= chunk for count in counts)

@@ -1,4 +1,5 @@
-"""Roles of the database: the two groups that servers and readers are members of, and what they are granted (ADR 26).
+"""Roles of the database: the groups that servers and readers are members of, and what they are granted (ADR 26); and
+the role that a connection has while it works for one tenant (ADR 47).
 
 Roles belong to the whole PostgreSQL server, so an owner of one database may not be allowed to make them. Then
 everything works with one role, the owner, and `headgate migrate` prints what an administrator has to run.
@@ -20,9 +21,12 @@ OWNER: Final = "headgate_owner"
 """Of the embedded PostgreSQL. Elsewhere the owner is the role that runs the migrations."""
 RUNTIME: Final = "headgate_runtime"
 READER: Final = "headgate_reader"
+TENANT: Final = "headgate_tenant"
+GROUPS: Final = [RUNTIME, READER, TENANT]
 STATEMENTS: Final = {
     RUNTIME: (f"CREATE ROLE {RUNTIME} NOLOGIN;", f"GRANT pg_read_all_stats TO {RUNTIME};"),
     READER: (f"CREATE ROLE {READER} NOLOGIN;",),
+    TENANT: (f"CREATE ROLE {TENANT} NOLOGIN;", f"GRANT {TENANT} TO {RUNTIME};"),
 }
 """What an administrator runs once for a PostgreSQL server. With the statistics of others, a server can name the session
 that keeps dead rows from being removed; without them everything else works."""
@@ -35,7 +39,7 @@ DO $$
 DECLARE
     v_name text;
 BEGIN
-    FOREACH v_name IN ARRAY ARRAY['headgate_runtime', 'headgate_reader'] LOOP
+    FOREACH v_name IN ARRAY ARRAY['headgate_runtime', 'headgate_reader', 'headgate_tenant'] LOOP
         IF to_regrole(v_name) IS NULL THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_name);
@@ -52,6 +56,16 @@ BEGIN
             NULL;
         END;
     END IF;
+    -- To servers with a role of their own, and to the owner, as which a server may log in.
+    FOREACH v_name IN ARRAY ARRAY['headgate_runtime', current_user::text] LOOP
+        IF NOT pg_has_role(v_name, 'headgate_tenant', 'MEMBER') THEN
+            BEGIN
+                EXECUTE format('GRANT headgate_tenant TO %I', v_name);
+            EXCEPTION WHEN unique_violation OR internal_error OR insufficient_privilege THEN
+                NULL;       -- the other runner did it; or an administrator made the role, who grants it
+            END;
+        END IF;
+    END LOOP;
 END $$"""
 # By oid: names of a schema that this user may not use cannot be looked up.
 _RIGHTS: Final = """
@@ -65,7 +79,7 @@ SELECT quote_ident(current_user), quote_ident(current_database()), n.oid IS NOT 
 _OWNS: Final = """
 SELECT to_regprocedure('headgate.grant_roles_v1()') IS NOT NULL AND pg_has_role(n.nspowner, 'USAGE')
   FROM pg_catalog.pg_namespace n WHERE n.nspname = 'headgate'"""
-# A role to be made, or one that was made since; or a function that anyone may call, as every new one.
+# A role to be made, or one that was made since; a function that anyone may call, as every new one; or a new table.
 _DUE: Final = """
 SELECT EXISTS (SELECT FROM unnest($1::text[]) AS r (name)
                 WHERE CASE WHEN to_regrole(r.name) IS NULL
@@ -74,13 +88,20 @@ SELECT EXISTS (SELECT FROM unnest($1::text[]) AS r (name)
                       ELSE NOT has_schema_privilege(r.name, 'headgate', 'USAGE') END)
     OR EXISTS (SELECT FROM pg_catalog.pg_proc p
                 WHERE p.pronamespace = 'headgate'::regnamespace
-                  AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = 0)))"""
+                  AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = 0)))
+    OR EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+                WHERE c.relnamespace = 'headgate'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+                  AND a.attname = 'tenant_no' AND c.relname <> 'retention_days'
+                  AND NOT (c.relforcerowsecurity
+                           AND (to_regrole('headgate_tenant') IS NULL
+                                OR EXISTS (SELECT FROM pg_catalog.pg_policy p
+                                            WHERE p.polrelid = c.oid AND p.polname = 'one_tenant'))))"""
 
 
 # For the embedded PostgreSQL, whose socket is in a folder that only its user can enter: there roles log in without a
 # password. The advisory lock: two processes may start at the same moment.
 _PREPARED: Final = """
-SELECT count(*) = 3 AND bool_and(r.rolcanlogin) AND bool_or(d.datdba = r.oid)
+SELECT count(*) = 4 AND count(*) FILTER (WHERE r.rolcanlogin) = 3 AND bool_or(d.datdba = r.oid)
   FROM pg_catalog.pg_roles r JOIN pg_catalog.pg_database d ON d.datname = current_database()
  WHERE r.rolname = ANY ($1::text[])"""
 _PREPARE: Final = """
@@ -93,6 +114,8 @@ BEGIN
         IF to_regrole(v_name) IS NULL THEN EXECUTE format('CREATE ROLE %I', v_name); END IF;
         EXECUTE format('ALTER ROLE %I LOGIN', v_name);
     END LOOP;
+    IF to_regrole('headgate_tenant') IS NULL THEN CREATE ROLE headgate_tenant NOLOGIN; END IF;
+    GRANT headgate_tenant TO headgate_owner, headgate_runtime;
     GRANT pg_read_all_stats TO headgate_runtime;
     EXECUTE format('ALTER DATABASE %I OWNER TO headgate_owner', current_database());
 END $$"""
@@ -103,7 +126,7 @@ async def prepare_embedded(superuser_dsn: str) -> None:
     db = await connect(superuser_dsn, application_name="headgate roles")
     try:
         with translating(writing=True):
-            if not await db.fetchval(_PREPARED, [OWNER, RUNTIME, READER]):
+            if not await db.fetchval(_PREPARED, [OWNER, *GROUPS]):
                 await db.execute(_PREPARE)
     finally:
         await db.close()
@@ -149,17 +172,17 @@ async def require_rights_to_serve(db: Connection) -> None:
 async def missing_roles(db: Connection) -> list[str]:
     """What an administrator has to run before `headgate migrate` can grant anything to the roles; none: they exist."""
     with translating(writing=False):
-        rows = await db.fetch(_MISSING, [RUNTIME, READER])
+        rows = await db.fetch(_MISSING, GROUPS)
     return [statement for (name,) in rows for statement in STATEMENTS[name]]
 
 
 async def roles_due(db: Connection) -> bool:
     """Whether `apply_roles` has anything to do. It does nothing for a user who does not own the schema."""
-    return bool(await db.fetchval(_OWNS)) and bool(await db.fetchval(_DUE, [RUNTIME, READER]))
+    return bool(await db.fetchval(_OWNS)) and bool(await db.fetchval(_DUE, GROUPS))
 
 
 async def apply_roles(db: Connection) -> None:
     """Make the roles if this user may, and grant them what they need. Under the lock of the runner of migrations."""
-    if await db.fetch(_MISSING, [RUNTIME, READER]) and await db.fetchval(_MAY_CREATE):
+    if await db.fetch(_MISSING, GROUPS) and await db.fetchval(_MAY_CREATE):
         await db.execute(_CREATE)
     await db.execute("SELECT headgate.grant_roles_v1()")

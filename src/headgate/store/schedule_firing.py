@@ -129,7 +129,7 @@ async def _no_capacity(db: Connection, firing: Firing) -> Fired:
 
 
 async def postpone(db: Connection, schedule: DueSchedule, error: HeadgateError) -> None:
-    """Look at it again in a minute, its cursor unmoved: else it would stand at the head of the line for ever."""
+    """Look at it again in a minute, its cursor unmoved: else it would stand at the head of the line forever."""
     with translating(writing=True):
         await db.execute(
             POSTPONE,

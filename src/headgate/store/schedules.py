@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from headgate.domain.errors import AlreadyExists, NotFound, Refused, VersionConflict
+from headgate.domain.errors import AlreadyExists, NotFound, Refused, VersionConflict, paused_again
 from headgate.domain.ids import JobId, TenantNo
 from headgate.domain.schedules import (
     ScheduleSpec,
@@ -16,13 +15,17 @@ from headgate.domain.schedules import (
     triggered_job_id,
 )
 from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.tenants import check_count
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.views import ScheduledJob, ScheduleView
 from headgate.store import audit
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.lane import transaction
 from headgate.store.names import Names
 from headgate.store.schedule_rows import resolved, summary, values_of, view_of
-from headgate.store.tenant_calls import TenantCalls, named_call
+from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
+from headgate.store.tenants import check_payload
 
 # One statement for one schedule ($2) and for a page of them. index: schedules_tenant_no_name_key
 SHOW: Final = """
@@ -32,9 +35,17 @@ SELECT s.schedule_no, s.name, s.version, t.name, s.priority, s.max_attempts, s.p
        s.paused_at, s.reason, s.source, s.created_at, s.changed_at, s.changed_by, s.when_full, s.full_since
   FROM headgate.schedules s JOIN headgate.topics t ON t.topic_no = s.topic_no
  WHERE s.tenant_no = $1 AND ($2::text IS NULL OR s.name = $2) AND s.name > $3
-   AND ($4::text[] IS NULL OR t.name = ANY ($4)) AND ($5::text IS NULL OR s.source = $5)
+   AND ($4::text[] IS NULL OR t.name LIKE ANY ($4)) AND ($5::text IS NULL OR s.source = $5)
  ORDER BY s.name LIMIT $6"""
+# index: schedules_tenant_no_name_key
+LAG: Final = """
+SELECT headgate.clock_v1() - min(s.next_at)
+  FROM headgate.schedules s JOIN headgate.topics t ON t.topic_no = s.topic_no
+ WHERE s.tenant_no = $1 AND NOT s.paused AND ($2::text[] IS NULL OR t.name LIKE ANY ($2))"""
 LOCK: Final = "SELECT FROM headgate.schedules WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
+QUOTA: Final = """
+SELECT t.max_schedules, (SELECT count(*) FROM headgate.schedules s WHERE s.tenant_no = $1)
+  FROM headgate.tenants t WHERE t.tenant_no = $1"""
 INSERT: Final = """
 INSERT INTO headgate.schedules (
        tenant_no, name, topic_no, priority, max_attempts, policy_no, payload, headers, tags, kind, at, span_ms,
@@ -93,7 +104,7 @@ async def put(
     *,
     expected: int | None,
     who: str,
-    topics: frozenset[str] | None = None,
+    topics: TopicSet | None = None,
 ) -> tuple[ScheduleView, bool]:
     """Create or replace; says whether anything was written. Raises AlreadyExists or VersionConflict.
 
@@ -102,9 +113,11 @@ async def put(
     topic = await names.topic(db, tenant_no, spec.topic)
     policy_no = None if spec.policy is None else await names.policy_no(db, tenant_no, spec.policy)
     with translating(writing=True):
-        async with db.transaction():
+        async with transaction(db):
             now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
             before = await _find(db, names, tenant_no, name, locked=True)
+            if before is None or before.spec.payload != spec.payload:
+                await check_payload(db, tenant_no, spec.payload)
             made = None
             if before is None:
                 if expected:
@@ -113,6 +126,9 @@ async def put(
                 if first is None:
                     raise never_fires(spec)
                 values = values_of(spec, topic.no, policy_no, first)
+                # Locks nothing: who puts at the same moment is not counted.
+                ((quota, count),) = await db.fetch(QUOTA, tenant_no)
+                check_count("max_schedules", count, quota)
                 made = await db.fetchval(INSERT, tenant_no, name, *values, now, who)
             if made is None:
                 # Here from the start, or made by another just now: workers that start together all put the same.
@@ -160,12 +176,13 @@ async def listed(
     *,
     after: str,
     limit: int,
-    topics: Sequence[str] | None,
+    topics: TopicSet | None,
     source: str | None,
 ) -> list[ScheduleView]:
     """A page in the order of names."""
     with translating(writing=False):
-        rows = await db.fetch(SHOW, tenant_no, None, after, topics, source, limit)
+        seen = None if topics is None else topics.like
+        rows = await db.fetch(SHOW, tenant_no, None, after, seen, source, limit)
         return [await view_of(db, names, row) for row in rows]
 
 
@@ -174,7 +191,7 @@ async def delete(
 ) -> None:
     """Remove it; the jobs it made stay as they are."""
     with translating(writing=True):
-        async with db.transaction():
+        async with transaction(db):
             before = await _found(db, names, tenant_no, name, locked=True)
             if expected is not None and expected != before.version:
                 raise _stale(before, expected)
@@ -185,20 +202,26 @@ async def delete(
 async def pause(db: Connection, names: Names, tenant_no: int, name: str, *, who: str, reason: str) -> ScheduleView:
     """Fire no more. Pausing again takes the new reason."""
     with translating(writing=True):
-        async with db.transaction():
+        async with transaction(db):
             before = await _found(db, names, tenant_no, name, locked=True)
             await db.execute(PAUSE, tenant_no, before.schedule_no, who, reason)
             await _note(db, tenant_no, before, verb="pause_schedule", who=who, reason=reason)
             return await _found(db, names, tenant_no, name)
 
 
-async def resume(db: Connection, names: Names, tenant_no: int, name: str, *, who: str, reason: str) -> ScheduleView:
-    """Go on from now; harmless when it runs."""
+async def resume(
+    db: Connection, names: Names, tenant_no: int, name: str, *, who: str, reason: str, since: datetime | None = None
+) -> ScheduleView:
+    """Go on from now; harmless when it runs. `since`: only if that is when it was paused, else VersionConflict."""
     with translating(writing=True):
-        async with db.transaction():
+        async with transaction(db):
             before = await _found(db, names, tenant_no, name, locked=True)
             if not before.paused:
                 return before
+            if since is not None and before.paused_at is not None and since != before.paused_at:
+                raise paused_again(
+                    f'schedule "{name}"', who=before.paused_by, at=before.paused_at, reason=before.reason
+                )
             now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
             spec = before.spec
             first = first_occurrence(spec.timing, now=now, last=before.last_at, ends_at=spec.ends_at)
@@ -212,7 +235,7 @@ async def trigger(
 ) -> tuple[JobId, bool, int]:
     """Make one job now: its id, whether it is new, and its topic's number."""
     with translating(writing=True):
-        async with db.transaction():
+        async with transaction(db):
             view = await _found(db, names, tenant_no, name)
             job_id = triggered_job_id(tenant_no, view.schedule_no, request)
             row = await db.fetchrow(
@@ -246,6 +269,13 @@ async def jobs(
         )
         for row in rows
     ]
+
+
+async def lag(db: Connection, tenant_no: TenantNo, *, topics: TopicSet | None = None) -> timedelta | None:
+    """How late the most overdue occurrence is; None if no schedule is to fire."""
+    with translating(writing=False):
+        late: timedelta | None = await db.fetchval(LAG, tenant_no, None if topics is None else topics.like)
+    return None if late is None else max(timedelta(0), late)
 
 
 async def lineage(db: Connection, tenant_no: int, job_id: UUID) -> tuple[str, datetime, bool] | None:
@@ -312,6 +342,7 @@ class ScheduleStore(TenantCalls):
     resume = named_call("admin", resume)
     trigger = named_call("admin", trigger)
     jobs = named_call("read", jobs)
+    lag = tenant_call("read", lag)
 
     async def put(
         self,
@@ -321,14 +352,14 @@ class ScheduleStore(TenantCalls):
         *,
         expected: int | None,
         who: str,
-        topics: frozenset[str] | None = None,
+        topics: TopicSet | None = None,
     ) -> tuple[ScheduleView, bool]:
         """Create or replace. Its topic is made first: behind a pooler, a put that is refused takes its names back."""
         await self._database.topics(tenant, [spec.topic])
         return await self._put(tenant, name, spec, expected=expected, who=who, topics=topics)
 
     async def now(self) -> datetime:
-        async with self._database.lane("read").use() as db:
+        async with self._database.lane("upkeep").use() as db:
             with translating(writing=False):
                 at: datetime = await db.fetchval("SELECT headgate.clock_v1()")
         return at

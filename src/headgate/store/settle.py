@@ -31,6 +31,11 @@ SETTLE_UNLOCKED: Final = """
 SELECT ord, receipt, state, run_at, note, topic_no
   FROM headgate.settle_unlocked_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 15)"""
 
+# While a stream of events wants completions; $17: leave out what is locked.
+SETTLE_RECORDED: Final = """
+SELECT ord, receipt, state, run_at, note, topic_no
+  FROM headgate.settle_recorded_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"""
+
 
 _Repeat: TypeAlias = tuple[int, int, UUID, int, Outcome]  # index, tenant, job, epoch, outcome
 _NAMES: Final = (
@@ -67,20 +72,23 @@ class _Other:
     error_traces: list[str | None] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class OutcomeFlush:
     """Outcomes for one settle call, each at the index in which it was added (from 0)."""
 
-    def __init__(self) -> None:
-        self._size = 0
-        self._done: dict[int, _Done] = {}
-        self._others: dict[int, _Other] = {}
-        self._seen: set[tuple[int, UUID]] = set()
-        self._repeats: list[_Repeat] = []  # a job's second and later outcomes
-        self.unmatched = False  # reported by a caller that was not given these jobs
-        self.skip_locked = False  # answer rows that others have locked with LOCKED; else such a row fails the call
-        # Once it is settled: jobs that waited for some of these may be unblocked; topics that may start more jobs.
-        self.unblocks = False
-        self.topics_with_capacity: set[int] = set()
+    _size: int = 0
+    _done: dict[int, _Done] = field(default_factory=dict)
+    _others: dict[int, _Other] = field(default_factory=dict)
+    _seen: set[tuple[int, UUID]] = field(default_factory=set)
+    _repeats: list[_Repeat] = field(default_factory=list)  # a job's second and later outcomes
+    unmatched: bool = False  # reported by a caller that was not given these jobs
+    recorded: bool = False  # note the completions for streams of events
+    skip_locked: bool = False  # answer rows that others have locked with LOCKED; else such a row fails the call
+    # Once it is settled: jobs that waited for some of these may be unblocked; events of some of these are to be
+    # delivered; topics that may start more jobs.
+    unblocks: bool = False
+    webhooks: bool = False
+    topics_with_capacity: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return self._size
@@ -162,7 +170,7 @@ class OutcomeFlush:
 
     def _arguments(self) -> tuple[tuple[object, ...], list[int]]:
         """The call's arguments, and the index of each of its ords."""
-        # Tenants ascending: everybody who waits for row locks takes them in key order.
+        # Tenants ascending: all statements that wait for row locks take them in key order.
         done_by_tenant, others_by_tenant = dict(sorted(self._done.items())), dict(sorted(self._others.items()))
         done, others = list(done_by_tenant.values()), list(others_by_tenant.values())
         results = [result for part in done for result in part.results]
@@ -191,7 +199,7 @@ class OutcomeFlush:
 async def settle(db: Connection, rows: object) -> dict[int, Settled]:
     """Write an OutcomeFlush; returns by index whatever is not simply a completion that was applied."""
     flush = checked_kind(rows, OutcomeFlush, field="outcomes")
-    if not len(flush):
+    if not flush._size:
         return {}
     answers = await _settle_firsts(db, flush)
     if flush._repeats:
@@ -202,7 +210,10 @@ async def settle(db: Connection, rows: object) -> dict[int, Settled]:
 async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settled]:
     arguments, indexes = flush._arguments()
     with translating(writing=True, names=_NAMES):
-        rows = await fetch_into_days(db, SETTLE_UNLOCKED if flush.skip_locked else SETTLE, *arguments)
+        if flush.recorded:
+            rows = await fetch_into_days(db, SETTLE_RECORDED, *arguments, flush.skip_locked)
+        else:
+            rows = await fetch_into_days(db, SETTLE_UNLOCKED if flush.skip_locked else SETTLE, *arguments)
     answers: dict[int, Settled] = {}
     for ord_, receipt, state, run_at, note, topic_no in rows:
         if note is None:
@@ -211,6 +222,8 @@ async def _settle_firsts(db: Connection, flush: OutcomeFlush) -> dict[int, Settl
             )
         elif note == "capacity":
             flush.topics_with_capacity.add(topic_no)
+        elif note == "webhook":
+            flush.webhooks = True
         else:
             flush.unblocks = True
     return answers
@@ -231,12 +244,14 @@ async def _settle_repeats(db: Connection, firsts: OutcomeFlush, answered: Mappin
     waiting = list(said.values())
     while waiting:
         flush = OutcomeFlush()
+        flush.recorded = firsts.recorded
         flush.skip_locked = True  # rare, and its firsts are committed: failing now would tell them "duplicate"
         for (_, tenant_no, job_id, epoch, outcome), *_ in waiting:
             flush.add(tenant_no, job_id, epoch, outcome)
         found = await _settle_firsts(db, flush)
         firsts.topics_with_capacity |= flush.topics_with_capacity
         firsts.unblocks = firsts.unblocks or flush.unblocks
+        firsts.webhooks = firsts.webhooks or flush.webhooks
         later = {index: None for index, *_ in flush._repeats}  # in their order
         for index, ((first, *_), *copies) in enumerate(waiting):
             if index in later:
@@ -273,5 +288,6 @@ class OutcomeCalls(Database):
 
     async def settle(self, rows: object) -> dict[int, Settled]:
         flush = checked_kind(rows, OutcomeFlush, field="outcomes")
+        flush.recorded = self.records_completions
         async with self.lane("unmatched" if flush.unmatched else "settle").use("settle") as db:
             return await settle(db, flush)

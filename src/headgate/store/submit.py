@@ -15,6 +15,7 @@ from headgate.domain.dependencies import waves
 from headgate.domain.errors import (
     BacklogFull,
     DependencyCycle,
+    HeadgateError,
     InvalidInput,
     OutcomeUnknown,
     ReadOnly,
@@ -27,6 +28,7 @@ from headgate.domain.errors import (
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.states import SubmitReceipt
+from headgate.domain.tenants import QUOTA_KINDS, exceeded
 from headgate.store import dependencies
 from headgate.store.arguments import checked_kind
 from headgate.store.connect import Connection
@@ -330,8 +332,12 @@ async def answers_of(db: Connection, flush: SubmitFlush, rows: Sequence[Any]) ->
     }
     for ord_, receipt, job_id, detail in rows:
         if receipt == SubmitReceipt.REFUSED:
-            topic = await _topic_name(db, flush.topic_nos[ord_ - 1])
-            full = BacklogFull(topic, limit=detail[0], waiting=detail[1])
+            limit, used, whose = detail
+            full: HeadgateError = (
+                exceeded(QUOTA_KINDS[whose], limit=limit, current=used)
+                if whose
+                else BacklogFull(await _topic_name(db, flush.topic_nos[ord_ - 1]), limit=limit, waiting=used)
+            )
             answers[ord_ - 1] = SubmitAnswer(receipt=SubmitReceipt.REFUSED, job_id=JobId(job_id), error=full)
     return answers
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -26,6 +27,8 @@ from headgate.store.submit import submit
 from headgate.store.submit_claim import submit_and_claim
 
 CLOCK: Final = "SELECT headgate.clock_v1()"
+_NO_SCHEMAS: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class SubmitCalls(Database):
@@ -39,6 +42,22 @@ class SubmitCalls(Database):
         make = pgproto.UUID  # a uuid.UUID made from 16 bytes in C, ten times faster
         return [make(one) for one in raw]
 
+    def schemas_of(self, tenant: str) -> Mapping[str, str]:
+        """The JSON Schemas of a tenant's payloads, by topic; nearly always none."""
+        found = self.names.schemas
+        return found.get(self.names.known_tenant(tenant) or TenantNo(0), _NO_SCHEMAS) if found else _NO_SCHEMAS
+
+    def payload_sizes_of(self, tenant: str) -> Mapping[str, int]:
+        """The largest payloads in bytes, by topic of a tenant; nearly always none."""
+        found = self.names.payload_sizes
+        return found.get(self.names.known_tenant(tenant) or TenantNo(0), _NO_SIZES) if found else _NO_SIZES
+
+    def checks_payloads(self, tenant: str, topic: str | None = None) -> bool:
+        """Whether a topic has a schema or a size of payloads; without one, whether a topic of any tenant has."""
+        if not self.names.schemas and not self.names.payload_sizes:
+            return False
+        return topic is None or topic in self.schemas_of(tenant) or topic in self.payload_sizes_of(tenant)
+
     async def refusals(self, tenant: str, jobs: Sequence[Submission]) -> dict[int, QuotaExceeded]:
         """Make topics and policies of a tenant's jobs known, a round trip each for all that are new.
 
@@ -49,12 +68,12 @@ class SubmitCalls(Database):
         policies_refused: Mapping[RetryPolicy, QuotaExceeded] = {}
         if names.known_topics(tenant_no, [job.topic for job in jobs]) is None:
             wanted = {job.topic for job in jobs}
-            topics_refused = await self.interned(lambda db: names.make_topics(db, tenant_no, wanted))
+            topics_refused = await self.interned(lambda db, cache: cache.make_topics(db, tenant_no, wanted))
         # Only now: whether what a producer knows as declared counts is known by the topic.
         own = {index: policy for index, job in enumerate(jobs) if (policy := self._own_policy(tenant_no, job))}
         policies = names.unknown_policies(tenant_no, own.values())
         if policies:
-            policies_refused = await self.interned(lambda db: names.make_policies(db, tenant_no, policies))
+            policies_refused = await self.interned(lambda db, cache: cache.make_policies(db, tenant_no, policies))
         if not topics_refused and not policies_refused:
             return {}
         return {
@@ -160,7 +179,7 @@ class SubmitCalls(Database):
         return answers
 
     async def _read_clock(self) -> None:
-        with suppress(StoreError):  # the submit itself meets what is wrong, and says so
+        with suppress(StoreError):  # the submit itself meets what is wrong, and reports it
             async with self.lane("submit").use() as db:
                 with translating(writing=False):
                     now = await db.fetchval(CLOCK)

@@ -19,7 +19,7 @@ from headgate.store.submit import answers_of
 
 _COLUMNS: Final = """
 SELECT ord, receipt, job_id, detail, id, topic_no, epoch, attempt, max_attempts, priority, rank_class, rank_at,
-       created_at, lease_until, worker, headers, payload, note"""
+       created_at, lease_until, worker, headers, payload, run_at, note"""
 SUBMIT_RUNNING: Final = f"""{_COLUMNS}
   FROM headgate.submit_running_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,
                              $20, $21, $22, $23, $24)"""

@@ -1,6 +1,6 @@
 """A noun's calls as `control/` makes them: the tenant's name becomes its number, and each call has its lane.
 
-A store class lists its calls; what they do is said once, by the functions of its module, and so are their arguments.
+A store class lists its calls; what they do, and their arguments, are described by the functions of its module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tenant_call(
 
     async def call(self: TenantCalls, tenant: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
         tenant_no = TenantNo(await self._database.tenant_no(tenant))
-        async with self._database.lane(lane).use() as db:
+        async with self._database.as_tenant(lane, tenant_no) as db:
             return await function(db, tenant_no, *args, **kwargs)
 
     return call
@@ -45,7 +45,7 @@ def named_call(
 
     async def call(self: TenantCalls, tenant: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
         tenant_no = TenantNo(await self._database.tenant_no(tenant))
-        async with self._database.lane(lane).use() as db:
+        async with self._database.as_tenant(lane, tenant_no) as db:
             return await function(db, self._database.names, tenant_no, *args, **kwargs)
 
     return call

@@ -29,6 +29,7 @@ SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1()
 RESCUE: Final = """
 SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1() FROM headgate.rescue_v1($1, $2, $3)"""
 ADMIT_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.admit_due_v1($1)"
+REWIND_LIMITS: Final = "SELECT headgate.rewind_limits_v1()"
 ADMIT_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 _RESCUE_BLOCKS: Final = 2_000
@@ -64,6 +65,7 @@ class TickCalls(SubmitCalls):
         self._no_rescue_before = [0.0, 0.0]  # one that promotes only, one that reaps
         self._below_at = 0.0  # when the next tick looks below the floors, too
         self._clock = BEGINNING  # the database's, at the last tick
+        self._limits_may_be_ahead = True  # the clock may have stepped back before this instance first read it
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
 
@@ -103,7 +105,10 @@ class TickCalls(SubmitCalls):
                 f"the database does not know instance {self.instance_no} any more: it was restored, or has lost "
                 "its end. Numbers of topics that this process remembers may mean others there: start it again"
             )
+        self.records_completions = "record" in kinds
         tick = self._tick(rows)
+        if self._limits_may_be_ahead:
+            await self._rewind_limits()
         if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
             async with self.lane("tick").use() as db:
                 self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
@@ -163,7 +168,7 @@ class TickCalls(SubmitCalls):
                 self.stuck.failed(part, error)
                 if part == "promote":
                     rows += await self._rescue(reap=False)
-                elif part == "running":  # then some may have lapsed, for all that is known
+                elif part == "running":  # then some may have expired, for all that is known
                     rows.append(rows[0]._replace(kind="running", at=BEGINNING))
         return rows
 
@@ -186,8 +191,8 @@ class TickCalls(SubmitCalls):
         self.stuck.found("reap pages" if reap else "promote pages", _problems(found))
         return found
 
-    async def reap(self) -> int:
-        """End attempts whose lease has run out; says how many.
+    async def reap(self) -> list[int]:
+        """End attempts whose lease has run out; the topic of each of them.
 
         Never in the tick's own call, which may have waited for a database that was away: no lease was renewed.
         """
@@ -195,7 +200,7 @@ class TickCalls(SubmitCalls):
             async with self.lane("tick").use() as db:
                 reaped = await reap(db, limit=REAP_AT_ONCE, floor=self._running.at)
             self.stuck.over("reap")
-            return len(reaped)
+            return [one.topic_no for one in reaped]
         except StoreError as error:
             if not _is_about_some_row(error):
                 raise
@@ -206,9 +211,22 @@ class TickCalls(SubmitCalls):
             if not _is_about_some_row(error):
                 raise
             self.stuck.failed("reap", error)
-            return sum(row.kind == "reaped" for row in await self._rescue(reap=True))
+            return [row.topic_no for row in await self._rescue(reap=True) if row.kind == "reaped"]
         self.stuck.found("reap", problems)
-        return len(reaped)
+        return [one.topic_no for one in reaped]
+
+    async def _rewind_limits(self) -> None:
+        """Let buckets that were charged before a step back of the clock refill; if one is locked, at the next tick."""
+        try:
+            async with self.lane("tick").use() as db:
+                with translating(writing=True):
+                    await db.fetchval(REWIND_LIMITS)
+        except StoreError as error:
+            if not _is_about_some_row(error):
+                raise
+            log.debug("rewind_limits_failed error=%s", error)
+        else:
+            self._limits_may_be_ahead = False
 
     async def admit_due(self) -> list[tuple[int, float]]:
         """Let in jobs whose key has its next token; says which topics have more now (0 or less) or in some seconds."""
@@ -249,6 +267,8 @@ class TickCalls(SubmitCalls):
                     tick.unblocks = True
                 case "bulk":
                     tick.bulk = True
+                case "webhook":
+                    tick.webhooks = True
                 case "capacity":
                     tick.limits_open.append((row.topic_no, row.at))
                 case "others":
@@ -264,6 +284,7 @@ class TickCalls(SubmitCalls):
         if tick.now is not None:
             if tick.now < self._clock:  # what falls due or begins from now on lies below the floors
                 tick.stepped_back = self._clock - tick.now
+                self._limits_may_be_ahead = True
                 self._promoted.reset()
                 self._running.reset()
             self.new_ids.clock_read(tick.now)

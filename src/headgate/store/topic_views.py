@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -14,6 +13,7 @@ from headgate.domain.states import State
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.topic_limits import Rate, TopicLimits
 from headgate.domain.topic_rules import sources_from_plain
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import MILLISECOND, check_integer, check_topic
 from headgate.domain.views import TopicView
 from headgate.store.arguments import check_tenant_no
@@ -28,13 +28,21 @@ SELECT t.topic_no, t.name, t.ageing_step_us, t.max_attempts, t.created_at, p.kin
        CASE WHEN l.rate_count IS NOT NULL THEN headgate.tokens_v1(
            u.tokens, u.refilled_at, l.rate_count, l.rate_period_ms, l.rate_burst, headgate.clock_v1()) END,
        t.keep_completed_ms, t.keep_dead_ms, t.keep_cancelled_ms, t.priority, t.time_limit_ms, r.declarations,
-       r.settings, r.reported, r.changed_at
+       r.settings, r.reported, r.changed_at, coalesce(r.version, 0), t.lease_ms, t.payload_schema, d.name,
+       t.max_consumers, c.active, c.waiting, t.max_payload_bytes
   FROM headgate.topics t
   JOIN headgate.retry_policies p ON p.policy_no = coalesce(t.policy_no, 1 /* the default */)
   LEFT JOIN headgate.topic_rules r ON r.topic_no = t.topic_no
   LEFT JOIN headgate.topic_limits l ON l.topic_no = t.topic_no
   LEFT JOIN headgate.limit_usage u ON u.topic_no = t.topic_no AND u.limit_key = ''
- WHERE t.tenant_no = $1 AND ($2::text[] IS NULL OR t.name = ANY ($2)) AND t.name COLLATE "C" > $3
+  LEFT JOIN headgate.topics d ON d.topic_no = t.dead_letter_no
+  LEFT JOIN LATERAL (SELECT count(*) FILTER (WHERE s.active) AS active, count(*) FILTER (WHERE NOT s.active) AS waiting
+                       FROM (SELECT bool_or(k.active) AS active FROM headgate.topic_consumers k
+                              WHERE k.topic_no = t.topic_no AND k.until > headgate.clock_v1()
+                              GROUP BY k.session) AS s) AS c
+         ON t.max_consumers IS NOT NULL
+ WHERE t.tenant_no = $1 AND ($2::text[] IS NULL OR t.name LIKE ANY ($2)) AND ($5::text IS NULL OR t.name = $5)
+   AND t.name COLLATE "C" > $3
  ORDER BY t.name COLLATE "C" LIMIT $4"""
 # From the totals and what is not folded yet, in one snapshot.
 COUNTS: Final = """
@@ -49,13 +57,19 @@ SELECT c.topic_no, c.state, sum(c.n)::bigint
 
 
 async def topics(
-    db: Connection, tenant_no: int, *, names: Sequence[str] | None = None, after: str = "", limit: int = 100
+    db: Connection,
+    tenant_no: int,
+    *,
+    topics: TopicSet | None = None,
+    name: str | None = None,
+    after: str = "",
+    limit: int = 100,
 ) -> list[TopicView]:
-    """A page of topics by name; `names` leaves out all others."""
+    """A page of topics by name; `topics` and `name` leave out all others."""
     check_tenant_no(tenant_no)
     check_integer(limit, field="limit", low=1, high=limits.PAGE_MAX)
     with translating(writing=False):
-        rows = await db.fetch(TOPICS, tenant_no, None if names is None else list(names), after, limit)
+        rows = await db.fetch(TOPICS, tenant_no, None if topics is None else topics.like, after, limit, name)
         counts = await db.fetch(COUNTS, tenant_no, [row[0] for row in rows]) if rows else []
     views = []
     for row in rows:
@@ -85,6 +99,11 @@ async def topics(
                     keep_completed=_span(row[23]),
                     keep_dead=_span(row[24]),
                     keep_cancelled=_span(row[25]),
+                    lease=_span(row[33]),
+                    payload_schema=row[34],
+                    dead_letter_topic=row[35],
+                    max_consumers=row[36],
+                    max_payload_bytes=row[39],
                 ),
                 limits=found,
                 sources=sources_from_plain(row[28], row[29], row[30]),
@@ -92,6 +111,9 @@ async def topics(
                 running=row[21] if counted else None,
                 tokens=row[22],
                 counts={State(state): n for topic_no, state, n in counts if topic_no == row[0] and n},
+                version=row[32],
+                consumers=row[37],
+                standby=row[38],
             )
         )
     return views
@@ -99,7 +121,7 @@ async def topics(
 
 async def topic(db: Connection, tenant_no: int, name: str) -> TopicView:
     """One topic. Raises NotFound."""
-    found = await topics(db, tenant_no, names=[check_topic(name)], limit=1)
+    found = await topics(db, tenant_no, name=check_topic(name), limit=1)
     if not found:
         raise NotFound("topic", name)
     return found[0]
@@ -125,6 +147,11 @@ def described(view: TopicView) -> dict[str, object]:
         "keep_completed_ms": ms_of(view.rules.keep_completed),
         "keep_dead_ms": ms_of(view.rules.keep_dead),
         "keep_cancelled_ms": ms_of(view.rules.keep_cancelled),
+        "lease_ms": ms_of(view.rules.lease),
+        "payload_schema": view.rules.payload_schema,
+        "dead_letter_topic": view.rules.dead_letter_topic,
+        "max_consumers": view.rules.max_consumers,
+        "max_payload_bytes": view.rules.max_payload_bytes,
     }
     return {name: value for name, value in words.items() if value is not None}
 

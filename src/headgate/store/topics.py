@@ -17,25 +17,27 @@ from headgate.domain.errors import NotFound
 from headgate.domain.jobs import TopicRules, changed_rules
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.topic_limits import Rate, TopicLimits
+from headgate.domain.topic_policy import AppliedPolicy, PolicyVersion, changes_of, check_version
 from headgate.domain.topic_rules import (
     LIMITS,
     RULES,
-    OperatorValue,
     RuleSources,
+    checked_values,
     default_of,
     plain_sources,
     sources_from_plain,
 )
 from headgate.domain.validation import MILLISECOND, check_topic
 from headgate.domain.views import TopicView
-from headgate.store import audit
+from headgate.store import audit, topic_versions
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.lane import transaction
 from headgate.store.names import Names
 from headgate.store.tenant_calls import Answer, R, TenantCalls, tenant_call
 from headgate.store.topic_views import described, ms_of, topic, topics
 
-# Only what changes: a value that was written by hand stays until something else is declared or set in its place.
+# Only what changes: a value that was written manually stays until something else is declared or set in its place.
 SET_RULES: Final = """
 UPDATE headgate.topics
    SET ageing_step_us = CASE WHEN 'ageing_step' = ANY ($2) THEN $3 ELSE ageing_step_us END,
@@ -45,9 +47,15 @@ UPDATE headgate.topics
        time_limit_ms = CASE WHEN 'time_limit' = ANY ($2) THEN $7 ELSE time_limit_ms END,
        keep_completed_ms = CASE WHEN 'keep_completed' = ANY ($2) THEN $8 ELSE keep_completed_ms END,
        keep_dead_ms = CASE WHEN 'keep_dead' = ANY ($2) THEN $9 ELSE keep_dead_ms END,
-       keep_cancelled_ms = CASE WHEN 'keep_cancelled' = ANY ($2) THEN $10 ELSE keep_cancelled_ms END
+       keep_cancelled_ms = CASE WHEN 'keep_cancelled' = ANY ($2) THEN $10 ELSE keep_cancelled_ms END,
+       lease_ms = CASE WHEN 'lease' = ANY ($2) THEN $11 ELSE lease_ms END,
+       payload_schema = CASE WHEN 'payload_schema' = ANY ($2) THEN $12 ELSE payload_schema END,
+       dead_letter_no = CASE WHEN 'dead_letter_topic' = ANY ($2) THEN $13 ELSE dead_letter_no END,
+       max_consumers = CASE WHEN 'max_consumers' = ANY ($2) THEN $14 ELSE max_consumers END,
+       max_payload_bytes = CASE WHEN 'max_payload_bytes' = ANY ($2) THEN $15 ELSE max_payload_bytes END
  WHERE topic_no = $1"""
 SET_LIMITS: Final = "SELECT headgate.set_limits_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2"
 LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
 LIMITS_PAUSE_SECONDS: Final = 0.4
 """Between tries to set a limit. A try may hold rows of the topic's running jobs for 0.1 s (set_limits_v1)."""
@@ -57,11 +65,11 @@ SELECT r.declarations, r.settings, r.reported
   FROM headgate.topics t JOIN headgate.topic_rules r ON r.topic_no = t.topic_no
  WHERE t.tenant_no = $1 AND t.name = $2"""
 WRITE_SOURCES: Final = """
-INSERT INTO headgate.topic_rules AS r (topic_no, declarations, settings, reported, changed_at)
-VALUES ($1, $2, $3, $4, $5)
+INSERT INTO headgate.topic_rules AS r (topic_no, declarations, settings, reported, changed_at, version)
+VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (topic_no) DO UPDATE
    SET declarations = excluded.declarations, settings = excluded.settings, reported = excluded.reported,
-       changed_at = excluded.changed_at"""
+       changed_at = excluded.changed_at, version = excluded.version"""
 SEEN: Final = "UPDATE headgate.topic_rules SET declarations = $2 WHERE topic_no = $1"
 # One of all instances gets a row, and logs.
 REPORTED: Final = """
@@ -87,21 +95,64 @@ async def set_topic(
     Needs a connection in no transaction of its own. When this has returned, no claim goes by the old limits. Jobs that
     wait already keep the rank, attempts and policy they were given.
     """
-    given = {**(rules or {}), **(changes or {})}
-    async with db.transaction():
-        before, at = await _locked(db, tenant_no, name), await _now(db)
-        own = {one: OperatorValue(value=value, by=actor, at=at, reason=reason) for one, value in given.items()}
-        sources = replace(before.sources, settings={**before.sources.settings, **own})
-        await _write(db, names, tenant_no, before, sources, verb="configure_topic", actor=actor, reason=reason)
-    await names.refresh(db)
+    values = {**(rules or {}), **(changes or {})}
+    await apply_topic(db, names, tenant_no, name, values=values, actor=actor, reason=reason, verb="configure_topic")
     return await topic(db, tenant_no, name)
+
+
+async def apply_topic(
+    db: Connection,
+    names: Names,
+    tenant_no: int,
+    name: str,
+    *,
+    values: Mapping[str, object],
+    prune: bool = False,
+    version: int | None = None,
+    actor: str,
+    reason: str,
+    verb: str = "apply_topic",
+) -> AppliedPolicy:
+    """Set these values, as an operator; `prune`: release all others that operators have set.
+
+    Raises VersionConflict if `version` is given and the topic has another one. Without a change nothing is written.
+    Otherwise as `set_topic`.
+    """
+    async with transaction(db):
+        before, at = await _locked(db, tenant_no, name), await _now(db)
+        check_version(name, expected=version, current=before.version)
+        sources = _applied(before.sources, values, prune=prune, by=actor, at=at, reason=reason)
+        changes = changes_of(before.sources, sources)
+        if changes:
+            await _write(db, names, tenant_no, before, sources, verb=verb, actor=actor, reason=reason)
+    await names.refresh(db)
+    return AppliedPolicy(topic=await topic(db, tenant_no, name), before_version=before.version, changes=changes)
+
+
+async def preview_topic(
+    db: Connection, tenant_no: int, name: str, *, values: Mapping[str, object], prune: bool, version: int | None
+) -> AppliedPolicy:
+    """What `apply_topic` would do, also to a topic that does not exist; nothing is locked or written."""
+    found = await topics(db, tenant_no, name=check_topic(name), limit=1)
+    before = found[0] if found else None
+    current, sources = (0, RuleSources()) if before is None else (before.version, before.sources)
+    check_version(name, expected=version, current=current)
+    after = _applied(sources, values, prune=prune, by="", at=await _now(db), reason="")
+    return AppliedPolicy(topic=before, before_version=current, changes=changes_of(sources, after), dry_run=True)
+
+
+def _applied(
+    sources: RuleSources, values: Mapping[str, object], *, prune: bool, by: str, at: datetime, reason: str
+) -> RuleSources:
+    release = sources.settings.keys() - values.keys() if prune else ()
+    return sources.applied(checked_values(values), release=release, by=by, at=at, reason=reason)
 
 
 async def release_topic(
     db: Connection, names: Names, tenant_no: int, name: str, *, settings: Sequence[str], actor: str, reason: str
 ) -> TopicView:
     """Take back what operators have set for these, or for all if none is named; otherwise as `set_topic`."""
-    async with db.transaction():
+    async with transaction(db):
         before = await _locked(db, tenant_no, name)
         released = set(settings or before.sources.settings)
         left = {one: value for one, value in before.sources.settings.items() if one not in released}
@@ -133,7 +184,7 @@ async def declare_topic(
     # Many workers start together, and declare what is stored already: that locks nothing and writes nothing.
     if known.has(source, rules, worker=worker):
         return known, False
-    async with db.transaction():
+    async with transaction(db):
         no, known = await _lock(db, tenant_no, name), await _sources(db, tenant_no, name)
         sources, changed = known.declare(source, rules, worker=worker, by=actor, at=await _now(db))
         if changed:
@@ -198,8 +249,22 @@ async def _write(
     wanted = replace(before.limits, **limits)  # type: ignore[arg-type]  # checked by the class
     declarations, settings = plain_sources(sources)
     at = await _now(db)
+    version = before.version + 1
     with translating(writing=True):
-        await db.execute(WRITE_SOURCES, before.no, declarations, settings, sources.reported, at)
+        await db.execute(WRITE_SOURCES, before.no, declarations, settings, sources.reported, at, version)
+    await topic_versions.record(
+        db,
+        before.no,
+        PolicyVersion(
+            version=version,
+            at=at,
+            actor=actor,
+            verb=verb,
+            reason=reason,
+            settings={one: own.value for one, own in sources.settings.items()},
+            changes=changes_of(before.sources, sources),
+        ),
+    )
     after = replace(await topic(db, tenant_no, before.name), limits=wanted)
     detail = {"old": described(before), "new": described(after)}
     await audit.record(
@@ -223,7 +288,8 @@ async def _write_rules(
         return
     wanted = changed_rules(TopicRules(), {name: new[name] for name in changed if name in new})
     policy_no = await names.policy_no(db, tenant_no, wanted.policy) if "retry" in new and "retry" in changed else None
-    step = wanted.ageing_step
+    step, dead_letters = wanted.ageing_step, wanted.dead_letter_topic
+    dead_letter_no = None if dead_letters is None else await _topic_no(db, tenant_no, dead_letters)
     with translating(writing=True):
         await db.execute(
             SET_RULES,
@@ -237,7 +303,20 @@ async def _write_rules(
             ms_of(wanted.keep_completed),
             ms_of(wanted.keep_dead),
             ms_of(wanted.keep_cancelled),
+            ms_of(wanted.lease),
+            wanted.payload_schema,
+            dead_letter_no,
+            wanted.max_consumers,
+            wanted.max_payload_bytes,
         )
+
+
+async def _topic_no(db: Connection, tenant_no: int, name: str) -> int:
+    with translating(writing=False):
+        no: int | None = await db.fetchval(TOPIC_NO, tenant_no, name)
+    if no is None:
+        raise NotFound("topic", name)
+    return no
 
 
 async def _write_limits(db: Connection, topic_no: int, wanted: TopicLimits) -> None:
@@ -264,6 +343,8 @@ class TopicStore(TenantCalls):
 
     list_topics = tenant_call("read", topics)
     get_topic = tenant_call("read", topic)
+    preview_topic = tenant_call("read", preview_topic)
+    topic_history = tenant_call("read", topic_versions.history)
     conflict_reported = tenant_call("admin", conflict_reported)
 
     async def set_topic(
@@ -277,9 +358,30 @@ class TopicStore(TenantCalls):
         reason: str,
     ) -> TopicView:
         """Change a topic, made if need be."""
-        await self._database.topics(tenant, [name])
+        await self._make(tenant, name, rules)
         change = partial(set_topic, rules=rules, changes=limits, actor=actor, reason=reason)
         return await self._changed("admin", tenant, name, change)
+
+    async def apply_topic(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        values: Mapping[str, object],
+        prune: bool,
+        version: int | None,
+        actor: str,
+        reason: str,
+    ) -> AppliedPolicy:
+        """Apply a document to a topic, made if need be."""
+        await self._make(tenant, name, values)
+        change = partial(apply_topic, values=values, prune=prune, version=version, actor=actor, reason=reason)
+        return await self._changed("admin", tenant, name, change)
+
+    async def _make(self, tenant: str, name: str, values: Mapping[str, object]) -> None:
+        """Make a topic and the dead-letter topic it is given. Raises QuotaExceeded."""
+        dead_letters = values.get("dead_letter_topic")
+        await self._database.topics(tenant, [name, *([dead_letters] if isinstance(dead_letters, str) else [])])
 
     async def release_topic(
         self, tenant: str, name: str, *, settings: Sequence[str], actor: str, reason: str
@@ -301,5 +403,8 @@ class TopicStore(TenantCalls):
     async def _changed(self, lane: str, tenant: str, name: str, change: Callable[..., Answer[R]]) -> R:
         names, tenant_no = self._database.names, await self._database.tenant_no(tenant)
         return await self._database.tried(
-            lane, lambda db: change(db, names, tenant_no, name), pause=LIMITS_PAUSE_SECONDS
+            lane,
+            lambda db: change(db, names, tenant_no, name),
+            pause=LIMITS_PAUSE_SECONDS,
+            tenant_no=tenant_no,
         )

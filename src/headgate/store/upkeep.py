@@ -13,9 +13,11 @@ from headgate.store.batches import expire_batches
 from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
+from headgate.store.events import forget_completions
 from headgate.store.lane import transaction
 from headgate.store.partitions import ensure_partitions
 from headgate.store.quiet import forget_quiet
+from headgate.store.web_sessions import expire_sessions
 
 log = logging.getLogger("headgate.store")
 HOT_TABLES: Final = (
@@ -29,6 +31,10 @@ HOT_TABLES: Final = (
     "limit_line",
     "arrivals",
 )
+MEASURED_PAGES: Final = 1_000
+"""Of each table, to know what tenants store: 8 MB. Larger tables are sampled."""
+MEASURED_DAYS: Final = 2
+"""Older days of the archive, in each pass."""
 DEAD_ROWS: Final = """
 SELECT c.relname, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0),
        -- TRUNCATE off: giving pages back takes an exclusive lock that stops every claim.
@@ -74,6 +80,13 @@ WITH old AS (SELECT c.tenant_no, c.id FROM headgate.unique_calls c WHERE c.expir
      gone AS (DELETE FROM headgate.unique_calls c USING old o
                WHERE c.tenant_no = o.tenant_no AND c.id = o.id RETURNING 1)
 SELECT count(*) FROM gone"""
+
+# That a server runs, once for each interval: charts show an outage as a gap, and not as a time without jobs.
+NOTE_SERVED: Final = """
+INSERT INTO headgate.flow_buckets (tenant_no, topic_no, seconds, at)
+SELECT 0, 0, w.seconds, date_bin(w.seconds * interval '1 second', headgate.clock_v1(), timestamptz 'epoch')
+  FROM (VALUES (60), (300), (3600)) AS w(seconds)
+ON CONFLICT (tenant_no, topic_no, seconds, at) DO NOTHING"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +140,12 @@ async def fold_flows(db: Connection, *, limit: int = 10_000) -> int:
     return folded
 
 
+async def note_served(db: Connection) -> None:
+    """Note that a server runs in the present minute; does nothing the second time."""
+    with translating(writing=True):
+        await db.execute(NOTE_SERVED)
+
+
 async def forget_arrivals(db: Connection, *, apart_ms: int = ARRIVALS_APART_MS) -> int:
     """Delete the arrivals that all claimers have seen, unless that was done lately; returns how many there were."""
     check_integer(apart_ms, field="apart_ms", low=0, high=86_400_000)
@@ -155,6 +174,12 @@ async def forget_expired(db: Connection, *, limit: int = 1_000) -> int:
     return keys + ids + calls
 
 
+async def measure_stored(db: Connection) -> None:
+    """Measure what tenants store, if one of them has a quota for it: a bounded part, of the rest a sample."""
+    with translating(writing=True):
+        await db.execute("SELECT headgate.measure_stored_v1($1, $2)", MEASURED_PAGES, MEASURED_DAYS)
+
+
 class UpkeepRounds:
     """Remembers how far the check of limits has come."""
 
@@ -164,17 +189,21 @@ class UpkeepRounds:
 
     async def tidy(self, *, thorough: bool) -> None:
         """Fold counters and forget arrivals; `thorough`: also what is due every minute."""
-        async with self._database.lane("read").use() as db:
+        async with self._database.lane("upkeep").use() as db:
             await fold_flows(db)
+            await note_served(db)
             await forget_arrivals(db)
             if thorough:
                 await forget_quiet(db)
+                await forget_completions(db)
                 await expire_batches(db)
+                await expire_sessions(db, limit=1_000)
                 self._mended = await mend_limits(db, self._mended)
                 await ensure_partitions(db)
                 await warn_of_held_snapshots(db)
+                await measure_stored(db)
 
     async def vacuum(self) -> None:
         """Vacuum the tables that change most."""
-        async with self._database.lane("read") as db:  # in no transaction, behind a pooler too
+        async with self._database.lane("upkeep") as db:  # in no transaction, behind a pooler too
             await vacuum_hot_tables(db)

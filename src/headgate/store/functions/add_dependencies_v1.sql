@@ -4,14 +4,14 @@
 --   10 no such parent: job_id   11 no such batch: job_id
 --   12 that batch is sealed: job_id                            13 another submit came in between: try again
 --   20 the id is known already, and its dependencies are stored: submit it without them
--- scopes_: for each job 0, or a number in scope_nos_: its caller sees the topics scope_topics_ of that number and no others,
+-- scopes_: for each job 0, or a number in scope_nos_: its caller sees topics LIKE scope_topics_ of that number and no others,
 -- so parents and batches of other topics do not exist for it (10, 11). Empty: all callers see everything.
 -- For 1 to 13 nothing was written; for no ord returned, everything was, and must be taken back by remove_dependencies_v1 if the submit
 -- then finds that it is no new job.
 --
 -- Locks: job rows in id order (holders of unique keys and parents together), then finished parents, batches, and unique
 -- keys in their order. All job rows come first, because what ends a job holds its row when it comes to the rest. So a
--- holder or parent that we hold is live until we commit, and one that we could not lock has ended and says so in a later
+-- holder or parent that we hold is live until we commit, and one that we could not lock has ended and reports it in a later
 -- statement: no submit is swallowed by a job that has already ended, and no end of a parent is missed.
 CREATE FUNCTION headgate.add_dependencies_v1(
     tenant_ int, ids_ uuid[], topics_ int[], resent_ boolean[], unique_ords_ int[], unique_keys_ text[],
@@ -72,13 +72,14 @@ BEGIN
                    AND CASE r.code
                        WHEN 10 THEN NOT EXISTS (
                             SELECT FROM headgate.jobs j JOIN headgate.topics n ON n.topic_no = j.topic_no
-                             WHERE j.tenant_no = tenant_ AND j.id = r.id AND n.name = ANY (seen.topics))
+                             WHERE j.tenant_no = tenant_ AND j.id = r.id AND n.name LIKE ANY (seen.topics))
                            AND NOT EXISTS (
                             SELECT FROM headgate.archive a JOIN headgate.topics n ON n.topic_no = a.topic_no
-                             WHERE a.tenant_no = tenant_ AND a.id = r.id AND n.name = ANY (seen.topics))
+                             WHERE a.tenant_no = tenant_ AND a.id = r.id AND n.name LIKE ANY (seen.topics))
                        ELSE NOT EXISTS (
                             SELECT FROM headgate.batches b
-                             WHERE b.tenant_no = tenant_ AND b.id = r.id AND b.topics <@ seen.topics) END
+                             WHERE b.tenant_no = tenant_ AND b.id = r.id AND b.topics IS NOT NULL AND NOT EXISTS (
+                                   SELECT FROM unnest(b.topics) AS o(name) WHERE (o.name LIKE ANY (seen.topics)) IS NOT TRUE)) END
                  ORDER BY r.o, r.code, r.id) AS h;
         v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
     END IF;
@@ -170,7 +171,7 @@ BEGIN
         won AS (
             INSERT INTO headgate.unique_jobs (tenant_no, job_id, topic_no, key, live)
             SELECT tenant_, ids_[t.o], topics_[t.o], t.key, true FROM given t
-             WHERE t.nth = 1 ORDER BY topics_[t.o], t.key        -- one order for everybody: no deadlock
+             WHERE t.nth = 1 ORDER BY topics_[t.o], t.key        -- one order for everyone: no deadlock
             ON CONFLICT DO NOTHING
             RETURNING unique_jobs.job_id)
         SELECT array_agg(t.o), array_agg(13::smallint), array_agg(ids_[t.o]) INTO v_new_ords, v_new_codes, v_new_jobs

@@ -49,6 +49,9 @@ BEGIN
     IF v_related IS NOT NULL THEN
         PERFORM headgate.ended_v1(tenant_, v_related, array_fill(7 /* cancelled */::smallint, ARRAY[cardinality(v_related)]));
     END IF;
+    IF v_queued IS NOT NULL AND EXISTS (SELECT FROM headgate.webhooks w WHERE w.tenant_no = tenant_ AND w.enabled) THEN
+        PERFORM headgate.webhook_ended_v1(tenant_, NULL, v_queued, v_now);
+    END IF;
     IF v_keyed IS NOT NULL THEN PERFORM headgate.left_line_v1(tenant_, v_keyed, v_pending, false); END IF;
     UPDATE headgate.jobs j SET flags = j.flags | 16 /* cancel_requested */ 
      WHERE j.tenant_no = tenant_ AND j.id = ANY (v_running);

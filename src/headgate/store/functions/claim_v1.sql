@@ -28,7 +28,8 @@ CREATE FUNCTION headgate.claim_v1(
     rank_to_ bigint[], hints_ uuid[], n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint,
     seen_ text DEFAULT NULL, generation_ bigint DEFAULT NULL)
 RETURNS TABLE (id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
-               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea, note text)
+               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea,
+               run_at timestamptz, note text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 -- Pinned: a queue's statistics are stale whenever it fills or drains, and a bad plan reads the whole backlog.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off
@@ -56,7 +57,7 @@ DECLARE
     v_got      uuid[];
     v_round    int := 0;
     v_look     int := n_;
-    v_class    int;                  -- the last candidate's key: where the next round goes on
+    v_class    int;                  -- the last candidate's key: where the next round continues
     v_rank     bigint;
     v_sorted   uuid[];
     v_slots    int[];
@@ -227,7 +228,7 @@ BEGIN
     IF cardinality(v_waits) > 0 THEN      -- what has more now is asked again anyhow, after a full claim
         v_now := headgate.clock_v1();
         RETURN QUERY SELECT NULL::uuid, w.topic_no, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bigint,
-                            v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea, 'limited'
+                            v_now, w.at, NULL::text, NULL::jsonb, NULL::bytea, NULL::timestamptz, 'limited'
                        FROM unnest(v_waits, v_wait_ats) AS w(topic_no, at)
                       WHERE cardinality(v_ids) < n_ OR w.at > v_now;
     END IF;
@@ -238,7 +239,7 @@ BEGIN
             'paused', to_jsonb(v_paused), 'limited', to_jsonb(nullif(v_limited, '{}'))));
     END IF;
     RETURN QUERY SELECT NULL::uuid, 0, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int, v_generation, v_now, v_now,
-                        v_now_seen, v_news, NULL::bytea, 'news';
+                        v_now_seen, v_news, NULL::bytea, NULL::timestamptz, 'news';
     IF cardinality(v_ids) = 0 THEN RETURN; END IF;
 
     -- Who gets which: a place in the order becomes a slot number, laid out in id order so that the update can find it
@@ -266,7 +267,7 @@ BEGIN
                              ELSE workers_[v_slots[width_bucket(j.id, v_sorted)]] END
          WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 0 /* pending */
         RETURNING j.id, j.topic_no, j.epoch, j.attempt, j.max_attempts, j.priority, j.rank_class, j.rank_at,
-                  j.created_at, j.lease_until, j.worker, j.headers, j.payload, j.flags),
+                  j.created_at, j.lease_until, j.worker, j.headers, j.payload, j.flags, j.run_at),
     counted AS (
         INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
         SELECT tenant_, t.topic_no, 0 /* pending */, 1 /* running */, count(*), v_now FROM taken t GROUP BY 2)
@@ -274,7 +275,8 @@ BEGIN
            t.lease_until, t.worker, t.headers,
            CASE WHEN t.flags & 1 /* payload_apart */ = 0 THEN t.payload
                 ELSE (SELECT p.payload FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = t.id) END,
-           NULL::text
+           -- When it fell due, unless that was at its submit: most did, and NULL costs the reader least.
+           CASE WHEN t.run_at <> t.created_at THEN t.run_at END, NULL::text
       FROM taken t;
     -- explain: end
 END $$;

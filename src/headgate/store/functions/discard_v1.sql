@@ -27,7 +27,7 @@ BEGIN
     SELECT array_agg(g.id),
            array_agg(g.id) FILTER (WHERE g.flags & 3616 /* has_dependants | has_parents | in_batch | unique */ <> 0)
       INTO v_ids, v_related FROM gone g;
-    IF v_related IS NOT NULL THEN      -- children that wait for a redrive of these would wait for ever
+    IF v_related IS NOT NULL THEN      -- children that wait for a redrive of these would wait forever
         PERFORM headgate.ended_v1(tenant_, v_related, array_fill(8 /* gone */::smallint, ARRAY[cardinality(v_related)]));
         DELETE FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = ANY (v_related);
         DELETE FROM headgate.job_dependencies d WHERE d.tenant_no = tenant_ AND d.child_id = ANY (v_related);

@@ -6,7 +6,8 @@
 -- A job has another owner when its worker has declared it to another instance, perhaps before this one noticed the loss. Then
 -- the worker is back, and no lease is ended in this call: it may be about to declare the others. Left alone is also what was
 -- renewed since by anyone, such as a unary heartbeat: a lease that began later than lost_ms_ ago. A renewal that left a longer
--- lease as it was cannot be seen here.
+-- lease as it was cannot be seen here. A lease_ms of 0 marks a lease that was ended here, so that the error of the attempt is
+-- WorkerLost; a renewal before it is reaped sets lease_ms again.
 CREATE FUNCTION headgate.expire_lost_v1(
     tenant_ int, owner_ int, ids_ uuid[], epochs_ bigint[], lost_ms_ bigint, end_ boolean)
 RETURNS TABLE (id uuid, what text)
@@ -33,7 +34,7 @@ BEGIN
          WHERE NOT EXISTS (SELECT FROM moved) AND l.lease_until > v_now
            AND l.lease_until - l.lease_ms * interval '1 ms' <= v_now - lost_ms_ * interval '1 ms'),
     expired AS (
-        UPDATE headgate.jobs j SET lease_until = v_now
+        UPDATE headgate.jobs j SET lease_until = v_now, lease_ms = 0
          WHERE end_ AND j.tenant_no = tenant_ AND j.id = ANY (ARRAY(SELECT o.id FROM lost o))
            AND j.lease_until IS NOT NULL          -- as in renew_v1: claimed since this statement first saw it
         RETURNING j.id),

@@ -7,7 +7,7 @@
 --
 -- A job for which its topic's backlog has no capacity is not made, and its schedule says what then (when_full). wait: the cursor
 -- stays at the oldest occurrence without a job, and the schedule is looked at again after a while that grows from a second
--- to 15. So a full topic costs little and holds up no other schedule; what comes due meanwhile is caught up by the schedule's own
+-- to 15. So a full topic costs little and delays no other schedule; what comes due meanwhile is caught up by the schedule's own
 -- policy. skip: the occurrence is counted as skipped. A schedule that replaces its earlier job must not lose that for
 -- nothing: then the call fails with HG002, and the caller, who finds that schedule by halving, has it wait.
 --
@@ -124,7 +124,7 @@ BEGIN
                priorities_ => v_priorities, rank_classes_ => v_classes, rank_offsets_ => v_offsets, delays_ms_ => '{}',
                run_ats_ => v_ats, max_attempts_ => v_attempts, policy_nos_ => v_policies, headers_ => v_headers,
                resent_ords_ => '{}', key_ords_ => '{}', keys_ => '{}', key_hashes_ => '{}', key_windows_ms_ => '{}',
-               tag_ords_ => v_tag_ords, tags_ => v_tags) AS x;
+               tag_ords_ => v_tag_ords, tags_ => v_tags, sized_ => false) AS x;
         FOR v_tenant, v_ids IN
             SELECT u.tenant_no, array_agg(u.id) FROM unnest(v_tenants, v_jobs) AS u(tenant_no, id) GROUP BY 1 ORDER BY 1
         LOOP

@@ -5,7 +5,7 @@
 -- deleting, so it has seen all that is gone; more than one behind, it must look from the head (claim_v1). By age alone
 -- nothing may be deleted: a row can be an hour old when its transaction commits.
 --
--- At most most_ rows go in one call. If that is not all, the next call goes on with the same snapshot, as soon as it comes:
+-- At most most_ rows go in one call. If that is not all, the next call continues with the same snapshot, as soon as it comes:
 -- taken_at is 1970 so long. Every claimer that has the generation of the first of these calls, or one less, has seen what
 -- they delete, so they leave it; the last one raises it again, with its new snapshot.
 CREATE FUNCTION headgate.forget_arrivals_v1(apart_ms_ bigint, most_ int DEFAULT 100000) RETURNS int

@@ -44,7 +44,7 @@ BEGIN
         DELETE FROM headgate.job_dependencies d USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
          WHERE u.flags & 512 /* has_parents */ <> 0 AND d.tenant_no = u.tenant_no AND d.child_id = u.id;
     END IF;
-    IF v_all & 1024 <> 0 THEN           -- 1024: part of a batch, which goes on counting it
+    IF v_all & 1024 <> 0 THEN           -- 1024: part of a batch, which continues counting it
         WITH gone AS (
             DELETE FROM headgate.batch_jobs b USING unnest(tenants_, ids_, flags_, states_) AS u(tenant_no, id, flags, state)
              WHERE u.flags & 1024 /* in_batch */ <> 0 AND b.tenant_no = u.tenant_no AND b.job_id = u.id

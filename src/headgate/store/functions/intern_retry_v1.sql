@@ -40,7 +40,7 @@ BEGIN
                  FROM jsonb_array_elements_text(v_delays) WITH ORDINALITY AS e(d, n))]) AS p;
     IF v_made.quota IS NOT NULL THEN
         RAISE EXCEPTION 'retry: this policy is new, and the tenant has its quota of % policies; use one that exists, or raise '
-            'max_policies of the tenant in headgate.tenants', v_made.quota
+            'max_policies of the tenant with headgate tenant set', v_made.quota
             USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: quota_exceeded';
     END IF;
     IF v_made.policy_no IS NULL THEN      -- made by another transaction after the snapshot of this one

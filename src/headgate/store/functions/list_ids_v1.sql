@@ -21,15 +21,8 @@ DECLARE
     v_looked int;
 BEGIN
     -- Few as a rule, and in an order of their own. Should they be many, the live jobs are read in the order of their ids.
-    IF choice_ = 'running' THEN
-        SELECT array_agg(s.id) FILTER (WHERE s.tenant_no = tenant_ AND s.id < below_), count(*) INTO v_ids, v_looked
-          FROM (SELECT j.id, j.tenant_no FROM headgate.jobs j WHERE j.state = 1 /* running */  -- index: jobs_running
-                 ORDER BY j.claimed_at LIMIT look_at_ + 1) AS s;
-    ELSIF choice_ = 'waiting' THEN
-        SELECT array_agg(s.id) FILTER (WHERE s.tenant_no = tenant_ AND s.id < below_), count(*) INTO v_ids, v_looked
-          FROM (SELECT j.id, j.tenant_no FROM headgate.jobs j
-                 WHERE j.state IN (2, 3) /* scheduled, retrying */             -- index: jobs_due
-                 ORDER BY j.run_at LIMIT look_at_ + 1) AS s;
+    IF choice_ IN ('running', 'waiting') THEN
+        SELECT f.ids, f.looked INTO v_ids, v_looked FROM headgate.first_live_v1(tenant_, choice_, look_at_) AS f;
     END IF;
     IF v_looked > look_at_ THEN
         v_choice := 'live';
@@ -80,6 +73,6 @@ BEGIN
                         AND a.finished_at >= from_ AND a.finished_at < before_
                       ORDER BY a.id DESC LIMIT n_;
     ELSE      -- running or waiting, and few
-        RETURN QUERY SELECT u.id FROM unnest(v_ids) AS u(id) ORDER BY u.id DESC LIMIT n_;
+        RETURN QUERY SELECT u.id FROM unnest(v_ids) AS u(id) WHERE u.id < below_ ORDER BY u.id DESC LIMIT n_;
     END CASE;
 END $$;

@@ -2,7 +2,7 @@
 -- gone), whose worker must learn that a cancel was requested, or that another session has locked. lease_until is in no
 -- index, so this is a HOT update.
 --
--- Never waits: a row that another transaction holds would else cost everybody in this call their leases. Such a row is
+-- Never waits: a row that another transaction holds would else cost everyone in this call their leases. Such a row is
 -- neither renewed nor lost, it is *skipped*: the caller has to ask again, and must not count on it until then. Who never
 -- waits may also come to the rows in any order.
 --

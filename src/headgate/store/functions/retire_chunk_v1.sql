@@ -1,4 +1,4 @@
--- Goes on with the walk of a day: looks at up to n_ jobs in key order and removes those that are old, with what hangs on
+-- Continues with the walk of a day: looks at up to n_ jobs in key order and removes those that are old, with what hangs on
 -- them. whole_: the day is detached and all of it is old; its rows stay for the drop. No row: another instance is at it.
 CREATE FUNCTION headgate.retire_chunk_v1(day_ date, n_ int, whole_ boolean)
 RETURNS TABLE (looked int, removed int, done boolean)

@@ -1,4 +1,4 @@
--- Failed, Nack, Abandon, Snooze and (from the watchdog) Lapsed, for one tenant: domain/lifecycle.settle in SQL.
+-- Failed, Nack, Abandon, Snooze and (from the watchdog) LeaseExpired, for one tenant: domain/lifecycle.settle in SQL.
 -- A row per ord comes back: receipt 0 applied, with the new state and due time; else see receipts_v1. Notes as in
 -- settle_v1.
 --
@@ -72,7 +72,7 @@ BEGIN
                                          reason, error_type, error_message, error_trace)
         SELECT tenant_, j.id, v_now,
                CASE d.kind WHEN 1 THEN 1 /* failed */ WHEN 2 THEN 2 /* nacked */ WHEN 3 THEN 4 /* abandoned */
-                           WHEN 4 THEN 5 /* snoozed */ ELSE 3 /* lapsed */ END,
+                           WHEN 4 THEN 5 /* snoozed */ ELSE 3 /* lease_expired */ END,
                j.epoch, j.attempt, d.state, d.run_at, j.claimed_at, j.worker,
                d.reason, d.error_type, d.error_message, d.error_trace
           FROM (SELECT j.id, j.epoch, j.attempt, j.claimed_at, j.worker FROM headgate.jobs j
@@ -103,7 +103,7 @@ BEGIN
                    run_at = coalesce(v_run_ats[width_bucket(j.id, v_ids)], j.run_at),
                    last_outcome = v_kinds[width_bucket(j.id, v_ids)],
                    last_error = coalesce(v_errors[width_bucket(j.id, v_ids)], j.last_error),
-                   -- Hand-back and snooze are free: the attempt is refunded, the epoch is not.
+                   -- Abandon and snooze are free: the attempt is refunded, the epoch is not.
                    attempt = j.attempt - CASE WHEN v_kinds[width_bucket(j.id, v_ids)] IN (3, 4) /* abandon, snooze */ THEN 1 ELSE 0 END,
                    owner = NULL, lease_until = NULL
              WHERE j.tenant_no = tenant_ AND j.id = ANY (v_ids) AND j.state + 0 = 1 /* running */
@@ -113,6 +113,10 @@ BEGIN
         SELECT tenant_, x.topic_no, 1 /* running */, x.state, count(*), v_now
           FROM (SELECT topic_no, state FROM kept UNION ALL SELECT topic_no, state FROM moved) AS x GROUP BY 2, 4;
 
+        IF 6 /* dead */ = ANY (v_states) THEN
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'capacity', d.topic_no
+                           FROM headgate.dead_letter_v1(tenant_, v_final, v_now) AS d(topic_no);
+        END IF;
         IF v_related IS NOT NULL AND headgate.ended_v1(tenant_, v_related, ARRAY(
                SELECT v_states[width_bucket(l.id, v_ids)] FROM unnest(v_related) WITH ORDINALITY AS l(id, n) ORDER BY l.n)) THEN
             RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'unblock', NULL::int;
@@ -122,6 +126,10 @@ BEGIN
                            FROM headgate.left_running_v1(tenant_, v_limited, v_now) AS r(topic_no);
         END IF;
         IF 0 /* pending */ = ANY (v_states) THEN PERFORM headgate.arrived_v1(tenant_, v_ids); END IF;
+        IF v_final IS NOT NULL AND EXISTS (SELECT FROM headgate.webhooks w WHERE w.tenant_no = tenant_ AND w.enabled)
+           AND headgate.webhook_ended_v1(tenant_, NULL, v_final, v_now) THEN
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'webhook', NULL::int;
+        END IF;
         RETURN QUERY SELECT d.n, 0 /* applied */::smallint, d.state, CASE WHEN d.state IN (2, 3) /* scheduled, retrying */ THEN d.run_at END,
                             NULL::text, NULL::int
                        FROM unnest(v_ords, v_states, v_run_ats) AS d(n, state, run_at);

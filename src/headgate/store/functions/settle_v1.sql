@@ -2,7 +2,7 @@
 -- applied gives no row; every other outcome gives one (0 applied, with what became of the job; 1 duplicate; 2 stale;
 -- 3 unknown). ords count the completed ones first, then the others, in the order given. A row with a note concerns no
 -- outcome: 'unblock', jobs that waited for some of these may be claimable, see unblock_ready_v1; 'capacity', the topic
--- topic_no may start more jobs, or has new pending ones, since something ended.
+-- topic_no may start more jobs, or has new pending ones, since something ended; 'webhook', there is something to deliver.
 --
 -- tenants_/counts_ cut the arrays into runs, one per tenant, ascending: nearly always one. Repeated ids were folded by the
 -- caller. A row that another transaction has locked is waited for, lock_ms_ at the most (0: as long as the session says); then
@@ -29,6 +29,7 @@ DECLARE
     v_cancelled     uuid[];          -- completed although a cancel was requested
     v_related  uuid[];          -- others wait for it, or it has a unique key
     v_limited uuid[];          -- counted against a limit, of their topic or their key
+    v_topics  int[];           -- of those that completed, if the tenant has webhooks
 BEGIN
     IF lock_ms_ > 0 THEN PERFORM set_config('lock_timeout', lock_ms_::text, true); END IF;
     -- Completions are written first, each part in id order; both parts together are not, so their locks are taken before.
@@ -61,7 +62,8 @@ BEGIN
                       j.epoch, j.policy_no, j.owner, j.flags, j.worker, j.last_error, j.headers, j.progress, j.payload),
         counted AS (
             INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
-            SELECT tenants_[v_run], g.topic_no, 1 /* running */, 5 /* completed */, count(*), v_now FROM gone g GROUP BY 2),
+            SELECT tenants_[v_run], g.topic_no, 1 /* running */, 5 /* completed */, count(*), v_now FROM gone g GROUP BY 2
+            RETURNING topic_no),
         kept AS (
             INSERT INTO headgate.archive (id, created_at, run_at, claimed_at, finished_at, tenant_no, topic_no, priority,
                                           attempt, max_attempts, epoch, policy_no, owner, state, flags, last_outcome,
@@ -74,14 +76,19 @@ BEGIN
         SELECT count(*), array_agg(k.id) FILTER (WHERE k.flags & 16 /* cancel_requested */ <> 0),
                array_agg(k.id) FILTER (WHERE k.flags & 2080 /* has_dependants | unique */ <> 0),
                       array_agg(k.id) FILTER (WHERE k.flags & 132 /* limit_key | counted */ <> 0),
-               CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END
-          INTO v_applied, v_cancelled, v_related, v_limited, v_gone FROM kept k;
+               CASE WHEN count(*) < cardinality(v_ids) THEN array_agg(k.id) END,
+               -- Once a flush, whatever the number of jobs: a tenant without webhooks costs one look into an index, and one
+               -- whose webhooks are about other events that and their rows.
+               CASE WHEN EXISTS (SELECT FROM headgate.webhooks w
+                                  WHERE w.tenant_no = tenants_[v_run] AND w.enabled AND w.events & 1 /* job.completed */ <> 0)
+                    THEN (SELECT array_agg(c.topic_no) FROM counted c) END
+          INTO v_applied, v_cancelled, v_related, v_limited, v_gone, v_topics FROM kept k;
         -- explain: end
         IF v_limited IS NOT NULL THEN
             RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'capacity', r.topic_no
                            FROM headgate.left_running_v1(tenants_[v_run], v_limited, v_now) AS r(topic_no);
         END IF;
-        IF v_cancelled IS NOT NULL THEN      -- completed before the cancel request arrived: the result counts, and the history says so
+        IF v_cancelled IS NOT NULL THEN      -- completed before the cancel request arrived: the result counts, and the history shows it
             INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state, claimed_at, worker)
             SELECT a.tenant_no, a.id, v_now, 10 /* completed_after_cancel */, a.epoch, a.attempt, 5 /* completed */, a.claimed_at,
                    a.worker FROM headgate.archive a
@@ -90,6 +97,9 @@ BEGIN
         IF v_related IS NOT NULL
            AND headgate.ended_v1(tenants_[v_run], v_related, array_fill(5 /* completed */::smallint, ARRAY[cardinality(v_related)])) THEN
             RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'unblock', NULL::int;
+        END IF;
+        IF v_topics IS NOT NULL AND headgate.webhook_ended_v1(tenants_[v_run], v_topics, v_ids, v_now) THEN
+            RETURN QUERY SELECT NULL::int, NULL::smallint, NULL::smallint, NULL::timestamptz, 'webhook', NULL::int;
         END IF;
         IF v_applied < cardinality(v_ids) THEN
             -- An answer about what was committed before must be as durable as that: with synchronous replication, a commit whose

@@ -1,6 +1,6 @@
 -- For applications: submit a job inside your own transaction, from any language, with a body of bytes or JSON.
 --     SELECT headgate.submit('send-email', '{"to": "a@b.example"}'::jsonb, priority => 10);
--- Returns the job's id; all else is said in submit_returning.sql.
+-- Returns the job's id; all else is described in submit_returning.sql.
 CREATE FUNCTION headgate.submit(
     topic text, payload bytea, tenant text DEFAULT 'default', priority int DEFAULT NULL, delay interval DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL, key text DEFAULT NULL,

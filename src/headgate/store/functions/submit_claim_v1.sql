@@ -12,20 +12,21 @@ CREATE FUNCTION headgate.submit_claim_v1(
     seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
                id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
-               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea, note text)
+               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea,
+               run_at timestamptz, note text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     -- Each statement within these has a snapshot of its own, so the claim finds what was submitted.
     RETURN QUERY
     SELECT s.ord, s.receipt, s.job_id, s.detail, NULL::uuid, NULL::int, NULL::bigint, NULL::int, NULL::int, NULL::int, NULL::int,
-           NULL::bigint, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::jsonb, NULL::bytea, NULL::text
+           NULL::bigint, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::jsonb, NULL::bytea, NULL::timestamptz, NULL::text
       FROM headgate.submit_v1(tenant_nos_, ids_, topic_nos_, payloads_, priorities_, rank_classes_, rank_offsets_,
                               delays_ms_, run_ats_, max_attempts_, policy_nos_, headers_, resent_ords_, key_ords_, keys_,
                               key_hashes_, key_windows_ms_, tag_ords_, tags_, limit_ords_, limit_keys_, flags_,
                               new_id_until_) AS s;
     RETURN QUERY
     SELECT NULL::int, NULL::smallint, NULL::uuid, NULL::bigint[], c.id, c.topic_no, c.epoch, c.attempt, c.max_attempts,
-           c.priority, c.rank_class, c.rank_at, c.created_at, c.lease_until, c.worker, c.headers, c.payload, c.note
+           c.priority, c.rank_class, c.rank_at, c.created_at, c.lease_until, c.worker, c.headers, c.payload, c.run_at, c.note
       FROM headgate.claim_v1(tenant_, topics_, range_topics_, class_from_, rank_from_, class_to_, rank_to_, hints_, n_,
                              owner_, workers_, runs_, lease_ms_, seen_, generation_) AS c;
 END $$;

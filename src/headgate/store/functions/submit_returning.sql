@@ -119,14 +119,25 @@ BEGIN
     SELECT * INTO v_topic FROM headgate.intern_topics_v1(v_tenant, ARRAY[topic]);
     IF v_topic.name IS NULL THEN
         RAISE EXCEPTION 'topic: "%" is new, and tenant "%" has its quota of % topics; use a topic that exists, or raise '
-            'max_topics of the tenant in headgate.tenants', topic, tenant, v_topic.quota
+            'max_topics of the tenant with headgate tenant set', topic, tenant, v_topic.quota
             USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: quota_exceeded';
+    END IF;
+    IF octet_length(payload) > v_topic.max_payload_bytes THEN
+        RAISE EXCEPTION 'payload: % bytes is over the limit of % bytes of topic "%" (max_payload_bytes)', octet_length(payload),
+            v_topic.max_payload_bytes, topic USING ERRCODE = 'program_limit_exceeded', HINT = 'headgate code: too_large';
     END IF;
     -- With a limit key the job is due in a moment, and lined up by promotion: its key's row must not stay locked for as long
     -- as the caller's transaction takes.
     IF limit_key IS NOT NULL AND v_delay IS NULL AND coalesce(run_at <= v_now, true) THEN
         v_delay := 1;
         run_at := NULL;
+    END IF;
+    IF deadline IS NOT NULL THEN
+        headers := coalesce(headers, '{}') || jsonb_build_object(
+            '.deadline_us', (extract(epoch FROM deadline) * 1000000)::bigint::text);
+    END IF;
+    IF v_topic.payload_schema IS NOT NULL THEN      -- checked by the server that claims the job (dispatch/deadlines.py)
+        headers := coalesce(headers, '{}') || '{".unchecked": "1"}';
     END IF;
     IF v_id IS NULL THEN      -- a UUIDv7: 48 bits of milliseconds, version, 74 random bits (version 18 has uuidv7())
         v_id := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
@@ -202,8 +213,7 @@ BEGIN
         ARRAY[-coalesce(priority * v_topic.ageing_step_us, 0)],
         ARRAY[v_delay::bigint], ARRAY[run_at],
         ARRAY[max_attempts], ARRAY[v_policy],
-        ARRAY[CASE WHEN deadline IS NULL THEN headers ELSE coalesce(headers, '{}') || jsonb_build_object(
-                  '.deadline_us', (extract(epoch FROM deadline) * 1000000)::bigint::text) END],
+        ARRAY[headers],
         CASE WHEN v_known THEN ARRAY[1] ELSE '{}'::int[] END,
         CASE WHEN key IS NULL THEN '{}'::int[] ELSE ARRAY[1] END,
         CASE WHEN key IS NULL THEN '{}'::text[] ELSE ARRAY[key] END,
@@ -218,7 +228,14 @@ BEGIN
         RAISE EXCEPTION '%: job % was submitted before with another body', CASE WHEN key IS NULL THEN 'id' ELSE 'key' END,
             v_said.job_id USING ERRCODE = 'unique_violation', HINT = 'headgate code: conflict';
     END IF;
-    IF v_said.receipt = 3 THEN
+    IF v_said.receipt = 3 AND v_said.detail[3] = 3 THEN
+        RAISE EXCEPTION 'payload: % bytes is over the limit of % bytes of tenant "%" (max_payload_bytes)', v_said.detail[2],
+            v_said.detail[1], tenant USING ERRCODE = 'program_limit_exceeded', HINT = 'headgate code: too_large';
+    ELSIF v_said.receipt = 3 AND v_said.detail[3] > 0 THEN
+        RAISE EXCEPTION 'tenant "%" has % of % (%)', tenant, v_said.detail[2], v_said.detail[1],
+            CASE v_said.detail[3] WHEN 1 THEN 'max_backlog: jobs that wait' ELSE 'max_stored_bytes' END
+            USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: quota_exceeded';
+    ELSIF v_said.receipt = 3 THEN
         RAISE EXCEPTION 'topic "%" has % jobs waiting, and its limit is %', topic, v_said.detail[2], v_said.detail[1]
             USING ERRCODE = 'configuration_limit_exceeded', HINT = 'headgate code: backlog_full';
     END IF;

@@ -12,7 +12,8 @@ CREATE FUNCTION headgate.submit_running_v1(
     n_ int, owner_ int, workers_ text[], runs_ int[], lease_ms_ bigint, seen_ text, generation_ bigint)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[],
                id uuid, topic_no int, epoch bigint, attempt int, max_attempts int, priority int, rank_class int,
-               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea, note text)
+               rank_at bigint, created_at timestamptz, lease_until timestamptz, worker text, headers jsonb, payload bytea,
+               run_at timestamptz, note text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_material = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -35,6 +36,8 @@ BEGIN
                AND (c.paused_until IS NULL OR c.paused_until > v_now)
             UNION ALL
             SELECT FROM headgate.topic_limits l WHERE l.topic_no = topic_
+            UNION ALL
+            SELECT FROM headgate.tenants t WHERE t.tenant_no = tenant_ AND t.bounded      -- index: tenants_bounded
             UNION ALL
             SELECT FROM headgate.resent_ids
             UNION ALL
@@ -84,7 +87,7 @@ BEGIN
                   FROM made m, (VALUES (-1), (0)) AS s(from_state))
             SELECT NULL::int, NULL::smallint, NULL::uuid, NULL::bigint[], m.id, m.topic_no, m.epoch, m.attempt,
                    m.max_attempts, m.priority, m.rank_class, m.rank_at, m.created_at, m.lease_until, m.worker, m.headers,
-                   m.payload, NULL::text
+                   m.payload, NULL::timestamptz, NULL::text
               FROM made m;
             IF FOUND THEN
                 -- As in submit_v1, in a later statement: the id may have been sent again, run and archived since the look.

@@ -1,6 +1,6 @@
 -- One flush of submits. Returns only what was NOT simply created: (ord, receipt, job_id) with receipt 1 duplicate or
--- 2 conflict, job_id the job that was there first; 3 refused, its topic's backlog is full (detail: the limit, and how many
--- wait). No row for an ord means: created, as asked.
+-- 2 conflict, job_id the job that was there first; 3 refused, its topic's backlog or a quota of its tenant is full (detail:
+-- the limit, what is used of it, and whose: 0 the topic's, or the kind of over_quota_v1). No row for an ord means: created, as asked.
 --
 -- Parallel arrays, one element per job; an empty array means "the default for all" (unnest pads with NULL).
 -- flags_: bits a job begins with; with 256 (waits for other jobs) it begins blocked.
@@ -15,13 +15,16 @@
 -- new_id_until_: by when no id counts as new any more, since the sender may have been frozen for longer than such ids are
 -- remembered. Decided here: a process can freeze between a check of its own and the send. A flush that is older still is
 -- refused: the archive itself may have been dropped since.
+--
+-- bounded_: whether limits on the backlog and quotas count. They do not for dead letters, which must not get lost.
+-- sized_: whether max_payload_bytes of tenants counts. It does not for schedules, whose payload was checked when they were put.
 CREATE FUNCTION headgate.submit_v1(
     tenant_nos_ int[], ids_ uuid[], topic_nos_ int[], payloads_ bytea[],
     priorities_ int[], rank_classes_ int[], rank_offsets_ bigint[], delays_ms_ bigint[], run_ats_ timestamptz[],
     max_attempts_ int[], policy_nos_ int[], headers_ jsonb[], resent_ords_ int[],
     key_ords_ int[], keys_ text[], key_hashes_ bytea[], key_windows_ms_ bigint[], tag_ords_ int[], tags_ text[],
     limit_ords_ int[] DEFAULT '{}', limit_keys_ text[] DEFAULT '{}', flags_ smallint[] DEFAULT '{}',
-    new_id_until_ timestamptz DEFAULT NULL)
+    new_id_until_ timestamptz DEFAULT NULL, bounded_ boolean DEFAULT true, sized_ boolean DEFAULT true)
 RETURNS TABLE (ord int, receipt smallint, job_id uuid, detail bigint[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -55,11 +58,20 @@ BEGIN
         headers_ := ARRAY(SELECT headgate.deadline_v1(u.h, v_now) FROM unnest(headers_) WITH ORDINALITY AS u(h, n)
                            ORDER BY u.n);
     END IF;
-    IF EXISTS (SELECT FROM headgate.topic_limits l WHERE l.max_backlog IS NOT NULL) THEN
+    IF bounded_ AND EXISTS (SELECT FROM headgate.topic_limits l WHERE l.max_backlog IS NOT NULL) THEN
         FOR v_one IN SELECT r.ords, r.most, r.waiting
                        FROM headgate.over_backlog_v1(tenant_nos_, ids_, topic_nos_, key_ords_, keys_) AS r LOOP
             v_refused := v_refused || v_one.ords;
-            RETURN QUERY SELECT o, 3::smallint, ids_[o], ARRAY[v_one.most, v_one.waiting] FROM unnest(v_one.ords) AS o;
+            RETURN QUERY SELECT o, 3::smallint, ids_[o], ARRAY[v_one.most, v_one.waiting, 0] FROM unnest(v_one.ords) AS o;
+        END LOOP;
+    END IF;
+    IF bounded_ AND EXISTS (SELECT FROM headgate.tenants t WHERE t.bounded) THEN      -- index: tenants_bounded
+        FOR v_one IN SELECT r.ords, r.most, r.used, r.kind
+                       FROM headgate.over_quota_v1(tenant_nos_, ids_, topic_nos_, key_ords_, keys_,
+                                                   CASE WHEN sized_ THEN payloads_ END) AS r LOOP
+            RETURN QUERY SELECT o, 3::smallint, ids_[o], ARRAY[v_one.most, v_one.used, v_one.kind]
+                           FROM unnest(v_one.ords) AS o WHERE o <> ALL (v_refused);
+            v_refused := v_refused || v_one.ords;
         END LOOP;
     END IF;
     -- Keys first: the row in idempotency_keys is what two simultaneous submits of one key meet on.

@@ -9,6 +9,8 @@
 --   oldest_transaction, next_transaction   of a snapshot: the oldest that has not ended, and the next to begin (number)
 --   others    how many other instances were seen lately (number)
 --   forgotten this instance has no row: the database is an older one than it registered in
+--   webhook   events are due to be delivered, or topics to be looked at for queue.ready
+--   record    completions are to be noted for streams of events (settle_recorded_v1)
 --   quiet     a hash (number) of the workers that get no jobs; none when there are none
 -- Each part is bounded and safe to run on every instance at once. A held lock is waited for a tenth of a
 -- second: what is promoted is locked meanwhile, and this instance gets no news. The watchdog is a call of its own, reap_v1.
@@ -44,6 +46,8 @@ BEGIN
     RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz, NULL::text
                    FROM (SELECT hashtext(string_agg(q.tenant_no || ' ' || q.worker, E'\n' ORDER BY q.tenant_no, q.worker)) AS n
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
+    RETURN QUERY SELECT 'record', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
+                   FROM headgate.event_recording r WHERE r.until > v_now;
     RETURN QUERY SELECT CASE WHEN p.problem IS NULL THEN 'promoted' ELSE 'problem' END, p.tenant_no, p.topic_no, p.id,
                         NULL::bigint, p.run_at, p.problem
                    FROM headgate.promote_v1(promote_n_, promote_floor_, one_by_one_) AS p;
@@ -80,6 +84,12 @@ BEGIN
     RETURN QUERY SELECT 'bulk', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                   WHERE EXISTS (SELECT FROM headgate.bulk_operations o
                                  WHERE o.state IN (0, 1) /* pending, running */);   -- index: bulk_operations_active
+    -- Endpoints are few, and each has an index of its own deliveries.  index: webhook_deliveries_due
+    RETURN QUERY SELECT 'webhook', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
+                  WHERE EXISTS (SELECT FROM headgate.webhooks w
+                                 WHERE w.enabled AND (w.look_at <= v_now
+                                    OR EXISTS (SELECT FROM headgate.webhook_deliveries d
+                                                WHERE d.webhook_no = w.webhook_no AND d.next_at <= v_now)));
     RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at, NULL::text
                    FROM (SELECT j.run_at FROM headgate.jobs j
                           WHERE j.state IN (2, 3) /* scheduled, retrying */ AND j.run_at >= promote_floor_

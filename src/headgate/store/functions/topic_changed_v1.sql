@@ -1,4 +1,4 @@
--- After any change of a topic, also by hand, instances read it again (headgate.topics.changed_by).
+-- After any change of a topic, also a manual one, instances read it again (headgate.topics.changed_by).
 CREATE FUNCTION headgate.topic_changed_v1() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -29,7 +29,8 @@ BEGIN
         rank_offsets_ => ARRAY[-coalesce(v_made.priority * v_made.ageing_step_us, 0)], delays_ms_ => '{}',
         run_ats_ => '{}', max_attempts_ => ARRAY[v_made.max_attempts], policy_nos_ => ARRAY[v_made.policy_no],
         headers_ => ARRAY[v_made.headers], resent_ords_ => ARRAY[1], key_ords_ => '{}', keys_ => '{}', key_hashes_ => '{}',
-        key_windows_ms_ => '{}', tag_ords_ => array_fill(1, ARRAY[cardinality(v_made.tags)]), tags_ => v_made.tags) AS x;
+        key_windows_ms_ => '{}', tag_ords_ => array_fill(1, ARRAY[cardinality(v_made.tags)]), tags_ => v_made.tags,
+        sized_ => false) AS x;
     IF v_receipt IS NULL THEN
         UPDATE headgate.jobs j SET flags = j.flags | 64 /* from_schedule */ WHERE j.tenant_no = tenant_ AND j.id = id_;
         LOOP      -- the moment of the trigger is its occurrence; a microsecond later if that is taken

@@ -1,6 +1,6 @@
 -- The base: names, live jobs, archive, events, flows, control, and the side tables later features lean on.
 -- States: 0 pending, 1 running, 2 scheduled, 3 retrying, 4 blocked (live) · 5 completed, 6 dead, 7 cancelled (final).
--- Outcome kinds: 0 completed, 1 failed, 2 nack, 3 abandon, 4 snooze, 5 lapsed. domain/states.py holds the same numbers.
+-- Outcome kinds: 0 completed, 1 failed, 2 nack, 3 abandon, 4 snooze, 5 lease_expired. domain/states.py holds the same numbers.
 -- No foreign keys on hot tables: a share lock on a parent row per job is a multixact per job.
 
 -- ---------------------------------------------------------------- names (small, read through caches)
@@ -12,7 +12,44 @@ CREATE TABLE headgate.tenants (
     -- keeps all of them in memory (ADR 28). domain/limits.py has the same defaults.
     max_topics    int NOT NULL DEFAULT 10000 CHECK (max_topics >= 0),
     max_policies  int NOT NULL DEFAULT 1000 CHECK (max_policies >= 0),
+    -- Further quotas (ADR 47); NULL: no limit. Those in `own` were set for this tenant, the others are as tenant_defaults says.
+    submit_rate       text,                              -- 100/1s:20; kept by each instance in memory
+    max_backlog       bigint CHECK (max_backlog >= 0),
+    max_stored_bytes  bigint CHECK (max_stored_bytes >= 0),
+    max_payload_bytes int CHECK (max_payload_bytes >= 0),
+    max_sessions      int CHECK (max_sessions >= 0),
+    max_schedules     int CHECK (max_schedules >= 0),
+    max_webhooks      int DEFAULT 100 CHECK (max_webhooks >= 0),
+    own           text[] NOT NULL DEFAULT '{}',
+    stored_bytes  bigint NOT NULL DEFAULT 0,             -- measured by measure_stored_v1
+    stored_at     timestamptz,
+    bounded       boolean GENERATED ALWAYS AS (
+                      max_backlog IS NOT NULL OR max_stored_bytes IS NOT NULL OR max_payload_bytes IS NOT NULL) STORED,
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 70);
+-- Nearly always empty: that is how a submit sees that no tenant has a quota that it must look at.
+CREATE INDEX tenants_bounded ON headgate.tenants (tenant_no) WHERE bounded;
+-- Quotas of tenants without their own. One row, the same for all instances and for submits by SQL.
+CREATE TABLE headgate.tenant_defaults (
+    one               boolean PRIMARY KEY DEFAULT true CHECK (one),
+    max_topics        int NOT NULL DEFAULT 10000,
+    max_policies      int NOT NULL DEFAULT 1000,
+    submit_rate       text,
+    max_backlog       bigint,
+    max_stored_bytes  bigint,
+    max_payload_bytes int,
+    max_sessions      int,
+    max_schedules     int,
+    max_webhooks      int DEFAULT 100
+);
+INSERT INTO headgate.tenant_defaults DEFAULT VALUES;
+-- Bytes of payloads and results by table: jobs, payloads, and the days of the archive.
+CREATE TABLE headgate.stored_parts (
+    part       text NOT NULL,
+    tenant_no  int NOT NULL,                             -- 0: the table was measured
+    bytes      bigint NOT NULL,
+    at         timestamptz NOT NULL,
+    PRIMARY KEY (part, tenant_no)
 );
 
 -- Retry policies are rows, so that any instance (and the watchdog) can apply them without knowing who submitted the job.
@@ -43,12 +80,19 @@ CREATE TABLE headgate.topics (
     keep_completed_ms  bigint CHECK (keep_completed_ms BETWEEN 86400000 AND 315360000000),
     keep_dead_ms       bigint CHECK (keep_dead_ms BETWEEN 86400000 AND 315360000000),
     keep_cancelled_ms  bigint CHECK (keep_cancelled_ms BETWEEN 86400000 AND 315360000000),
+    lease_ms        bigint CHECK (lease_ms BETWEEN 1000 AND 86400000),    -- of claims that ask for none; NULL: the server's
+    payload_schema  text,                                -- JSON Schema, checked by servers at submit; NULL: none
+    dead_letter_no  int REFERENCES headgate.topics CHECK (dead_letter_no <> topic_no),   -- what dies is also submitted there
+    max_consumers   int CHECK (max_consumers >= 1),      -- worker sessions that receive its jobs at once; NULL: any number
+    max_payload_bytes int CHECK (max_payload_bytes >= 0),   -- of a job, checked at submit; NULL: the limit of the server
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_by      xid8 NOT NULL DEFAULT pg_current_xact_id(),   -- the transaction that made or changed it last
     UNIQUE (tenant_no, name)
 );
 -- Instances keep all topics in memory, and read again what transactions have changed that their last look did not see.
 CREATE INDEX topics_changed ON headgate.topics (changed_by);
+-- Nearly always empty: that is how the end of a job sees that no topic has a dead-letter topic.
+CREATE INDEX topics_dead_letter ON headgate.topics (topic_no) WHERE dead_letter_no IS NOT NULL;
 
 -- How long things are kept where a topic has no rule of its own. One row, the same for all instances: with settings of
 -- their own, two of them would undo each other's walks, and the shorter rule would win without being chosen.
@@ -110,8 +154,34 @@ CREATE TABLE headgate.topic_rules (
     declarations  jsonb NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(declarations) = 'array'),   -- newest first; that one counts
     settings      jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(settings) = 'object'),      -- by name; they win
     reported      text NOT NULL DEFAULT '',              -- the last conflict of declarations that was logged
-    changed_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+    changed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    version       int NOT NULL DEFAULT 0                 -- one more with each change of declarations or settings
 );
+-- The newest versions of each topic (domain/topic_policy.py): who made them, and what they changed.
+CREATE TABLE headgate.topic_versions (
+    topic_no  int NOT NULL REFERENCES headgate.topics,
+    version   int NOT NULL,
+    at        timestamptz NOT NULL,
+    actor     text NOT NULL,
+    verb      text NOT NULL,
+    reason    text NOT NULL DEFAULT '',
+    settings  jsonb NOT NULL,                            -- what operators have set in this version, by name
+    changes   jsonb NOT NULL,
+    PRIMARY KEY (topic_no, version)
+);
+-- The consumers that want jobs of a topic with a maximum of them: those that are active receive them, the others wait in the
+-- order of `since`. An instance renews its rows; a row that is not renewed counts until `until`. `session` is a worker session of
+-- one instance, or a pull worker, which may call several: it has a row of each, and counts once.
+CREATE TABLE headgate.topic_consumers (
+    topic_no     int NOT NULL,
+    session      uuid NOT NULL,
+    instance_no  int NOT NULL,
+    worker       text NOT NULL,
+    active       boolean NOT NULL,
+    since        timestamptz NOT NULL,
+    until        timestamptz NOT NULL,
+    PRIMARY KEY (topic_no, session, instance_no)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 -- One row per server process that ever served: the owner number on a running job points here.
 CREATE TABLE headgate.instances (
@@ -127,10 +197,10 @@ CREATE TABLE headgate.instances (
 
 -- An epoch is never given out twice for one id, also when its job was discarded or forgotten and is submitted again (ADR
 -- 19). So each flush of submits takes a range of 1,024 of its own, in which its jobs count their claims; who has used up
--- its range goes on in a new one. No CACHE: ranges must grow in the order in which they are taken. Up to 2^53, which a
+-- its range continues in a new one. No CACHE: ranges must grow in the order in which they are taken. Up to 2^53, which a
 -- double holds; at the end of all ranges it fails rather than begins again.
 CREATE SEQUENCE headgate.epoch_ranges MAXVALUE 8796093022207 NO CYCLE;
--- A row per restore of a backup: where epochs begin since then. What was archived before goes on from here when redriven.
+-- A row per restore of a backup: where epochs begin since then. What was archived before continues from here when redriven.
 CREATE TABLE headgate.epoch_floors (
     epoch         bigint PRIMARY KEY,
     at            timestamptz NOT NULL
@@ -152,7 +222,7 @@ CREATE TABLE headgate.jobs (
     epoch         bigint NOT NULL DEFAULT nextval('headgate.epoch_ranges') << 10,   -- one more at each claim
     policy_no     int NOT NULL,
     owner         int,                                   -- the instance that claimed it, or that its worker has declared it to
-    lease_ms      int,                                   -- how long the newest lease is: it ends no later than in that time
+    lease_ms      int,                                   -- how long the newest lease is: it ends no later than in that time; 0: see expire_lost_v1
     state         smallint NOT NULL,                     -- see domain/states.py
     flags         smallint NOT NULL DEFAULT 0,           -- see domain/flags.py
     last_outcome  smallint,                              -- of the epoch that was settled last
@@ -264,8 +334,31 @@ CREATE TABLE headgate.job_events (
     error_message  text,
     error_trace    text,
     detail         jsonb,
+    xid            xid8 NOT NULL DEFAULT pg_current_xact_id(),
     PRIMARY KEY (tenant_no, job_id, at, event_no)
 ) PARTITION BY RANGE (at);
+-- By the transaction that wrote them, for the stream of events (store/events.py).
+CREATE INDEX job_events_followed ON headgate.job_events (tenant_no, xid);
+
+-- A completion is no row of job_events. While a stream of events wants them, each flush notes its own here
+-- (functions/settle_recorded_v1.sql); they are kept for ten minutes.
+CREATE TABLE headgate.completions (
+    tenant_no  int NOT NULL,
+    xid        xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    at         timestamptz NOT NULL,
+    ids        uuid[] NOT NULL,
+    topic_nos  int[] NOT NULL,                           -- these three beside ids
+    epochs     bigint[] NOT NULL,
+    attempts   int[] NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+        vacuum_truncate = off);
+CREATE INDEX completions_followed ON headgate.completions (tenant_no, xid);
+CREATE TABLE headgate.event_recording (
+    one    boolean PRIMARY KEY DEFAULT true CHECK (one),
+    since  timestamptz NOT NULL,                         -- completions are noted since then, without a break,
+    until  timestamptz NOT NULL                          -- and until then; every tick looks at it
+) WITH (fillfactor = 50);
+INSERT INTO headgate.event_recording (since, until) VALUES (timestamptz 'epoch', timestamptz 'epoch');
 
 -- ---------------------------------------------------------------- counts for people
 
@@ -286,15 +379,37 @@ CREATE TABLE headgate.state_counts (
     n          bigint NOT NULL,
     PRIMARY KEY (tenant_no, topic_no, state)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-CREATE TABLE headgate.flow_minutes (
-    minute      timestamptz NOT NULL,
-    tenant_no   int NOT NULL,
-    topic_no    int NOT NULL,
-    from_state  smallint NOT NULL,
-    to_state    smallint NOT NULL,
-    n           bigint NOT NULL,
-    PRIMARY KEY (minute, tenant_no, topic_no, from_state, to_state)
+-- What changed in 60, 300 and 3,600 seconds: charts read one row for each point. Topic 0 is all topics of a tenant; tenant 0
+-- says that a server was running, so that charts can tell silence from an outage (store/series.py).
+CREATE TABLE headgate.flow_buckets (
+    tenant_no       int NOT NULL,
+    topic_no        int NOT NULL,
+    seconds         int NOT NULL CHECK (seconds IN (60, 300, 3600)),
+    at              timestamptz NOT NULL,                -- its beginning
+    submitted       bigint NOT NULL DEFAULT 0,
+    started         bigint NOT NULL DEFAULT 0,
+    completed       bigint NOT NULL DEFAULT 0,
+    retried         bigint NOT NULL DEFAULT 0,           -- attempts that ended with a later retry
+    failed          bigint NOT NULL DEFAULT 0,           -- attempts that ended with a retry, or made the job dead
+    dead            bigint NOT NULL DEFAULT 0,
+    cancelled       bigint NOT NULL DEFAULT 0,
+    pending_change  bigint NOT NULL DEFAULT 0,           -- jobs that became pending, less those that left it
+    changes         bigint NOT NULL DEFAULT 0,           -- all changes of state: the version that live pages compare
+    PRIMARY KEY (tenant_no, topic_no, seconds, at)
 ) WITH (fillfactor = 70);
+CREATE INDEX flow_buckets_at ON headgate.flow_buckets (seconds, at);
+-- How long jobs waited and ran, as histograms by the bounds of domain/histogram.py (WAITS_US); written by each instance every
+-- ten seconds (store/latencies.py). Topic 0 is all topics of a tenant.
+CREATE TABLE headgate.latency_buckets (
+    tenant_no  int NOT NULL,
+    topic_no   int NOT NULL,
+    seconds    int NOT NULL CHECK (seconds IN (60, 300, 3600)),
+    at         timestamptz NOT NULL,
+    pickup     bigint[] NOT NULL,
+    run        bigint[] NOT NULL,
+    PRIMARY KEY (tenant_no, topic_no, seconds, at)
+) WITH (fillfactor = 70);
+CREATE INDEX latency_buckets_at ON headgate.latency_buckets (seconds, at);
 
 -- ---------------------------------------------------------------- dispatch control
 
@@ -418,7 +533,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 -- Ages are counted by whole UTC days: a job is old when its day ended longer ago than its rule says. So each day is walked
 -- once per rule that falls due, not once per tick. A day in which every rule is due is detached and dropped whole; in any
 -- other, rows are deleted by key. headgate.retention_days remembers how far a walk is: its row is locked by the instance that works
--- on the day, so that two instances never walk the same day, and a walk that was cut off goes on where it stopped.
+-- on the day, so that two instances never walk the same day, and a walk that was cut off continues where it stopped.
 -- include: functions/rules_due_v1.sql
 -- include: functions/keep_bounds_v1.sql
 -- include: functions/days_due_v1.sql
@@ -447,7 +562,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 
 -- Arrivals: where jobs have become claimable, so that no claim anywhere passes them by (ADR 0021).
 --
--- A claim leaves out the dead entries below its watermark. A job may become claimable there: a retry and a hand-back keep
+-- A claim leaves out the dead entries below its watermark. A job may become claimable there: a retry and an abandoned job keep
 -- their rank, a transaction commits long after its jobs were ranked. So all code that makes jobs claimable writes the key
 -- ranges of their ranks here, in the same transaction: they are seen from its commit on, like the jobs. A claim reads what
 -- was committed since the claim before it (the snapshot of that one says what it has seen), and looks there as well.
@@ -461,6 +576,7 @@ CREATE INDEX schedule_jobs_listed ON headgate.schedule_jobs (tenant_no, schedule
 
 -- Who may do what in the database (ADR 26). The owner of the schema migrates; servers log in as members of headgate_runtime,
 -- people who look as members of headgate_reader, applications as roles of their own that may call headgate.submit only.
+-- include: functions/row_security_v1.sql
 -- include: functions/grant_roles_v1.sql
 
 -- Which roles may submit for which tenants by headgate.submit. A role's members may, too.
@@ -482,20 +598,23 @@ CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON headgate.arrivals DEFERRABLE INIT
     WHEN (pg_catalog.current_setting('headgate.submits', true) = 'wake') EXECUTE FUNCTION headgate.wake_arrivals_v1();
 -- include: functions/submit_returning.sql
 -- include: functions/submit.sql
+-- include: functions/hold_consumers_v1.sql
 -- include: functions/claim_v1.sql
 -- include: functions/submit_claim_v1.sql
 -- include: functions/submit_running_v1.sql
 -- include: functions/lock_jobs_v1.sql
+-- include: functions/dead_letter_v1.sql
 -- include: functions/settle_other_v1.sql
 -- include: functions/settle_v1.sql
 -- include: functions/settle_unlocked_v1.sql
+-- include: functions/settle_recorded_v1.sql
 -- include: functions/locked_ords_v1.sql
 -- include: functions/renew_v1.sql
 -- include: functions/expire_lost_v1.sql
 -- include: functions/promote_v1.sql
 -- include: functions/promote_rows_v1.sql
 -- include: functions/reap_v1.sql
--- include: functions/lapse_v1.sql
+-- include: functions/expire_leases_v1.sql
 -- include: functions/oldest_running_v1.sql
 -- include: functions/rescue_v1.sql
 -- include: functions/pause_v1.sql
@@ -504,7 +623,11 @@ CREATE CONSTRAINT TRIGGER wake AFTER INSERT ON headgate.arrivals DEFERRABLE INIT
 -- include: functions/redrive_v1.sql
 -- include: functions/reprioritise_v1.sql
 -- include: functions/discard_v1.sql
+-- include: functions/flow_columns_v1.sql
 -- include: functions/fold_flows_v1.sql
+-- include: functions/record_latencies_v1.sql
+-- include: functions/failing_v1.sql
+-- include: functions/first_live_v1.sql
 -- include: functions/list_ids_v1.sql
 
 SELECT headgate.ensure_partitions_v1(7);

@@ -14,6 +14,8 @@ CREATE TABLE headgate.audit (
     verb       text NOT NULL,                            -- pause, resume, configure_topic, put_schedule, …
     target     text NOT NULL,                            -- what it was done to, in words: topic mail, schedule nightly
     reason     text NOT NULL DEFAULT '',
-    detail     jsonb                                     -- what was before and what is now
+    detail     jsonb,                                    -- what was before and what is now
+    xid        xid8 NOT NULL DEFAULT pg_current_xact_id()
 );
 CREATE INDEX audit_of_tenant ON headgate.audit (tenant_no, audit_no);
+CREATE INDEX audit_followed ON headgate.audit (tenant_no, xid);      -- for the stream of events

@@ -8,7 +8,7 @@
 -- headgate.limit_line until its key has capacity; then it is `pending` ("admitted") and claimed like any other. So the claim
 -- index holds only what may run, and a million jobs of one key cost a claim nothing.
 --
--- Lock order, for everybody: job rows (by tenant, id), then usage rows of one tenant after the other: its topics' own
+-- Lock order, for everyone: job rows (by tenant, id), then usage rows of one tenant after the other: its topics' own
 -- by number, then its keys' by (topic, key). Behind a usage lock, job rows are only taken with SKIP LOCKED. A session that
 -- locks a blocked job with a key lets its key be looked at again before it commits: it may have been passed over.
 -- include: functions/tokens_v1.sql
@@ -24,7 +24,10 @@
 -- include: functions/admit_due_v1.sql
 -- include: functions/enter_line_v1.sql
 -- include: functions/over_backlog_v1.sql
+-- include: functions/over_quota_v1.sql
+-- include: functions/measure_stored_v1.sql
 
 -- include: functions/set_limits_v1.sql
 -- include: functions/limit_drift_v1.sql
 -- include: functions/mend_limits_v1.sql
+-- include: functions/rewind_limits_v1.sql
