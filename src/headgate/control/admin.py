@@ -11,7 +11,7 @@ next tick in any case. A write that fails changes nothing here, and its caller g
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -24,6 +24,7 @@ from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.ids import IdKind, id_range
 from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.states import State
+from headgate.domain.units import exact
 from headgate.domain.validation import (
     check_aware,
     check_delay,
@@ -31,22 +32,39 @@ from headgate.domain.validation import (
     check_priority,
     check_reason,
     check_span,
+    check_text,
     check_topic,
     check_worker_id,
 )
-from headgate.domain.views import AuditView, Change, Pause, Quiet, Redrive, Standing, Status, Target, TargetKind
+from headgate.domain.views import (
+    AuditFilter,
+    AuditPage,
+    Change,
+    Pause,
+    Quiet,
+    Redrive,
+    Standing,
+    Status,
+    Target,
+    TargetKind,
+)
 from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady
-from headgate.domain.workers import WorkerView, with_running
+from headgate.domain.workers import WorkerList, with_running
 
 log = logging.getLogger("headgate.admin")
 
 QUIET_DEFAULT: Final = timedelta(hours=1)
 QUIET_MIN, QUIET_MAX = timedelta(seconds=1), timedelta(days=30)
 PER_SECOND_MAX: Final = 100_000
+AUDIT_TERM_MAX_CHARS: Final = 300
+ALL_ENTRIES: Final = AuditFilter()
 FOUND_MAX: Final = 5
 OF_TOPICS_MIN_DIGITS: Final = 12
 """The millisecond of an id: so few ids have it that the answer says nothing about those of other topics."""
+REDRIVABLE: Final = "completed, dead or cancelled"
 _QUEUED: Final = "queued (pending, scheduled, retrying or blocked)"
+CheckSchema = Callable[[str, str, bytes], None]
+"""Raises PayloadMismatch if a payload does not match the schema of its topic: tenant, topic, payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +88,49 @@ class Admin:
     presence: Presence
     endings: Endings
     retention: RetentionStore
+    check_schema: CheckSchema
 
     # ------------------------------------------------------------------ dispatch
 
     async def pause(
-        self, caller: Identity, target: Target, *, reason: str = "", until: datetime | None = None
+        self,
+        caller: Identity,
+        target: Target,
+        *,
+        reason: str = "",
+        until: datetime | None = None,
+        lasts: timedelta | None = None,
     ) -> Pause:
-        """Stop dispatch of a target; after this returns, none of its jobs enters `running` on any instance."""
+        """Stop dispatch of a target; after this returns, none of its jobs enters `running` on any instance.
+
+        It ends at `until`, or after `lasts` by the database's clock; with neither, by `resume` only.
+        """
         _check_target(caller, target)
         check_reason(reason)
         if until is not None:
             check_aware(until, field="until")
-        row, paused = await self.store.pause(caller.tenant, target, reason=reason, who=caller.subject, until=until)
+        if lasts is not None:
+            check_pause_span(lasts)
+        row, paused = await self.store.pause(
+            caller.tenant, target, reason=reason, who=caller.subject, until=until, lasts=lasts
+        )
         self.gate.pause_changed(row, paused=True)  # after the commit: a failed write leaves the gate unchanged
         await self.announce([ControlChanged()])
         log.warning("paused target=%s who=%s reason=%s", target, caller.subject, reason)
         return paused
 
-    async def resume(self, caller: Identity, target: Target, *, reason: str = "") -> bool:
-        """Resume dispatch of a target, on this instance at once; returns whether it was paused."""
+    async def resume(
+        self, caller: Identity, target: Target, *, reason: str = "", since: datetime | None = None
+    ) -> bool:
+        """Resume dispatch of a target, on this instance at once; returns whether it was paused.
+
+        `since` is the one of the pause to end. Raises VersionConflict if another one is in force.
+        """
         _check_target(caller, target)
         check_reason(reason)
-        row, changed = await self.store.resume(caller.tenant, target, reason=reason, who=caller.subject)
+        if since is not None:
+            check_aware(since, field="since")
+        row, changed = await self.store.resume(caller.tenant, target, reason=reason, who=caller.subject, since=since)
         self.gate.pause_changed(row, paused=False)
         await self.announce([ControlChanged()])
         log.warning("resumed target=%s who=%s", target, caller.subject)
@@ -100,7 +139,7 @@ class Admin:
     async def status(self, caller: Identity) -> Status:
         """Pauses, job counts and waiting times by topic, instances, retention; topics that no worker asks for."""
         caller.require(Scope.READ, Scope.SYSTEM)
-        status = await self.store.status(caller.tenant)
+        status = replace(await self.store.status(caller.tenant), tenant=caller.tenant, subject=caller.subject)
         if caller.tenant and status.handled is not None:
             # Of this instance as they are, of others as reported some seconds ago.
             handled = status.handled | self.presence.topics(await self.store.tenant_no(caller.tenant))
@@ -111,7 +150,7 @@ class Admin:
         seen = caller.topics
         return replace(
             status,
-            handled=None if status.handled is None else status.handled & seen,
+            handled=None if status.handled is None else frozenset(one for one in status.handled if one in seen),
             pauses=[
                 one for one in status.pauses if one.target.kind is not TargetKind.TOPIC or one.target.topic in seen
             ],
@@ -133,12 +172,15 @@ class Admin:
         caller.require(Scope.SYSTEM)
         return await self.retention.run_pass()
 
-    async def audit(self, caller: Identity, *, before: int | None = None, limit: int = 100) -> Sequence[AuditView]:
-        """Audit entries, newest first."""
+    async def audit(
+        self, caller: Identity, *, before: int | None = None, limit: int = 100, wanted: AuditFilter = ALL_ENTRIES
+    ) -> AuditPage:
+        """Audit entries that match, newest first."""
         caller.require(Scope.READ, Scope.SYSTEM)
         if caller.topics is not None:
             raise PermissionDenied(f"the audit covers all topics, and the token of {caller.subject} permits only some")
-        return await self.store.audit(caller.tenant, before=before, limit=limit)
+        _check_audit_filter(wanted)
+        return await self.store.audit(caller.tenant, before=before, limit=limit, wanted=wanted)
 
     # ------------------------------------------------------------------ jobs by id
 
@@ -173,6 +215,9 @@ class Admin:
         check_delay(delay)
         how = Redrive(delay=delay, apart=_apart(per_second), payloads={} if payload is None else {ids[0]: payload})
         tenant_no, known = await self._known(caller, ids, reason)
+        if payload is not None:
+            for standing in known.values():
+                self.check_schema(caller.tenant, standing.topic, payload)
         done = await self.store.redrive(tenant_no, list(known), how, who=caller.subject, reason=reason)
         for job_id, topic_no in done.items():
             self.wake(topic_no, job_id)
@@ -185,7 +230,7 @@ class Admin:
                 for job_id, was in known.items()
             },
             verb="redrive",
-            allowed="completed, dead or cancelled",
+            allowed=REDRIVABLE,
         )
 
     async def reprioritise(
@@ -234,40 +279,50 @@ class Admin:
 
     # ------------------------------------------------------------------ workers
 
-    async def workers(self, caller: Identity, *, running: bool = False) -> list[WorkerView]:
-        """The connected workers: of this instance as they are, of others as reported some seconds ago.
+    async def workers(self, caller: Identity, *, running: bool = False) -> WorkerList:
+        """The workers, connected and lost: of this instance as they are, of others as reported some seconds ago.
 
-        With `running`, also the jobs that they run.
+        With `running`, also the jobs that each of them runs.
         """
         caller.require(Scope.READ)
-        here = self.presence.workers(await self.store.tenant_no(caller.tenant))
+        tenant_no = await self.store.tenant_no(caller.tenant)
+        here, (others, lost_there) = self.presence.workers(tenant_no), await self.store.workers_elsewhere(caller.tenant)
         # A worker that has just moved here can still be in the summary of another instance. Another process with the
         # same worker id is another worker; without an incarnation the two cannot be distinguished.
         moved = {(one.worker, one.incarnation) for one in here}
         unclear = {one.worker for one in here if not one.incarnation}
-        elsewhere = [
-            one
-            for one in await self.store.workers_elsewhere(caller.tenant)
-            if (one.worker, one.incarnation) not in moved and one.worker not in unclear
-        ]
+        elsewhere = [one for one in others if (one.worker, one.incarnation) not in moved and one.worker not in unclear]
         found = [*here, *elsewhere]
+        connected = {one.worker for one in found}
+        lost = [one for one in (*self.presence.lost(tenant_no), *lost_there) if one.worker not in connected]
         if caller.topics is not None:
             seen = caller.topics
             found = [
-                replace(one, topics=[topic for topic in one.topics if topic in seen])
+                replace(
+                    one,
+                    topics=[topic for topic in one.topics if topic in seen],
+                    standby=[topic for topic in one.standby if topic in seen],
+                )
                 for one in found
-                if not seen.isdisjoint(one.topics)
+                if any(topic in seen for topic in one.topics)
+            ]
+            lost = [
+                replace(one, topics=[topic for topic in one.topics if topic in seen])
+                for one in lost
+                if any(topic in seen for topic in one.topics)
             ]
         found.sort(key=lambda one: (one.instance, one.worker))
         if not running:
-            return found
-        jobs = await self.store.running(caller.tenant)
-        return with_running(found, [one for one in jobs if caller.topics is None or one.topic in caller.topics])
+            return WorkerList(workers=found, lost=lost)
+        jobs, more = await self.store.running(caller.tenant)
+        visible = [one for one in jobs if caller.topics is None or one.topic in caller.topics]
+        return WorkerList(workers=with_running(found, visible), lost=lost, more_running=more)
 
     async def connected(self, tenant: str) -> frozenset[str]:
         """The ids of a tenant's connected workers: for other use cases, whatever their caller may see."""
         here = self.presence.workers(await self.store.tenant_no(tenant))
-        return frozenset(one.worker for one in (*here, *await self.store.workers_elsewhere(tenant)))
+        others, _ = await self.store.workers_elsewhere(tenant)
+        return frozenset(one.worker for one in (*here, *others))
 
     async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:
         """Stop deliveries to a worker on all instances for `span`; it finishes what it holds."""
@@ -323,6 +378,16 @@ class Admin:
         await self.announce([ControlChanged()])
 
 
+def check_pause_span(lasts: timedelta) -> None:
+    """Raise InvalidInput for a pause that would end at once, or is a mistake in the unit."""
+    if not limits.PAUSE_MIN <= lasts <= limits.PAUSE_MAX:
+        raise InvalidInput(
+            "lasts",
+            f"must be from {exact(limits.PAUSE_MIN)} to {exact(limits.PAUSE_MAX)}, got {exact(lasts)}",
+            hint="leave it out to pause until it is resumed",
+        )
+
+
 def _check_target(caller: Identity, target: Target) -> None:
     if target.kind is TargetKind.EVERYTHING:
         caller.require(Scope.SYSTEM)
@@ -339,6 +404,14 @@ def _check_whole_tenant(caller: Identity) -> None:
     caller.require(Scope.OPERATE)
     if caller.topics is not None:
         raise PermissionDenied(f"this reaches all topics, and the token of {caller.subject} permits only some")
+
+
+def _check_audit_filter(wanted: AuditFilter) -> None:
+    for name in ("actor", "verb", "target"):
+        check_text(getattr(wanted, name), field=name, low=0, high=AUDIT_TERM_MAX_CHARS)
+    for name in ("since", "until"):
+        if getattr(wanted, name) is not None:
+            check_aware(getattr(wanted, name), field=name)
 
 
 def _apart(per_second: float) -> timedelta:

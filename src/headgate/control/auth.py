@@ -14,9 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
+from headgate.domain.api_keys import PREFIX, digest_of
 from headgate.domain.errors import InvalidInput, InvalidSetting
-from headgate.domain.identity import Identity, Scope, TokenRevoked, Unauthenticated
-from headgate.domain.validation import check_tenant, check_text, check_topic
+from headgate.domain.identity import Identity, LookupRequired, Scope, TokenRevoked, Unauthenticated
+from headgate.domain.rate_limits import Rates
+from headgate.domain.topic_sets import TopicSet, check_topic_patterns
+from headgate.domain.validation import check_tenant, check_text
 
 WORKER_SCOPES: Final = frozenset({Scope.WORK, Scope.READ, Scope.SUBMIT})
 GONE_LOOKS: Final = 2
@@ -24,19 +27,35 @@ GONE_LOOKS: Final = 2
 _RECORDED: Final = frozenset({Scope.OPERATE, Scope.ADMIN, Scope.SYSTEM})
 """Scopes that permit changes which are recorded in the audit log or in the history of a job, with their actor."""
 _HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
-_ENTRY: Final = frozenset({"tenant", "name", "expires", "scopes", "topics"})
-_FORM: Final = '{"TOKEN or sha256:HEX": {"tenant": …, "name": …, "expires": …, "scopes": […], "topics": […]}}'
+_ENTRY: Final = frozenset({"tenant", "name", "expires", "scopes", "topics", "rates"})
+_FORM: Final = (
+    '{"TOKEN or sha256:HEX": {"tenant": …, "name": …, "expires": …, "scopes": […], "topics": […], "rates": {…}}}'
+)
 
 
 class TokenValidator(Protocol):
     """Turns a token into an identity, and returns later what that identity still permits."""
 
     def identify(self, token: str) -> Identity:
-        """The identity of a token. Raises Unauthenticated. Called for every call: it must be cheap."""
+        """The identity of a token. Raises Unauthenticated. Called for every call: it must be cheap.
+
+        Raises LookupRequired for a token that nothing is known about yet: then `lookup` has the answer.
+        """
         ...
 
-    def recheck(self, identity: Identity) -> Identity:
-        """The identity with its current rights. Raises TokenRevoked. Called for every frame: it must be cheap."""
+    async def lookup(self, token: str) -> Identity:
+        """The same, and asks the database or an issuer if it must. Raises CredentialsUnavailable as well."""
+        ...
+
+    async def learn(self, credential: str) -> None:
+        """Read what `recheck` must know about the credential of a stored bulk operation."""
+        ...
+
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        """The identity with its current rights. Raises TokenRevoked. Called for every frame: it must be cheap.
+
+        `uses` False: someone else asks, so the credential is not noted as used.
+        """
         ...
 
     def state(self) -> tuple[int, int]:
@@ -44,8 +63,34 @@ class TokenValidator(Protocol):
         ...
 
 
+class KnowsAll:
+    """The part of a validator that always knows all its credentials."""
+
+    __slots__ = ()
+
+    def identify(self, token: str) -> Identity:
+        """The identity of a token."""
+        raise NotImplementedError
+
+    async def lookup(self, token: str) -> Identity:
+        """Nothing is left to look up."""
+        return self.identify(token)
+
+    async def learn(self, credential: str) -> None:
+        """Nothing is left to learn."""
+        del credential
+
+
+async def identity_of(validator: TokenValidator, token: str) -> Identity:
+    """The identity of a token, looked up if it must be. For transports; raises as `lookup` does."""
+    try:
+        return validator.identify(token)
+    except LookupRequired:
+        return await validator.lookup(token)
+
+
 @dataclass(frozen=True, slots=True)
-class AllowAll:
+class AllowAll(KnowsAll):
     """Dev mode on loopback: every caller is an administrator of the default tenant."""
 
     tenant: str = "default"
@@ -54,8 +99,8 @@ class AllowAll:
         del token
         return _administrator(self.tenant)
 
-    def recheck(self, identity: Identity) -> Identity:
-        del identity
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        del identity, uses
         return _administrator(self.tenant)
 
     def state(self) -> tuple[int, int]:
@@ -76,7 +121,7 @@ class Credential:
     expires_at: float | None = None  # seconds since 1970, by this machine's clock; None: never
 
 
-class StaticTokens:
+class StaticTokens(KnowsAll):
     """A set of credentials that does not change, except that some expire."""
 
     def __init__(self, credentials: Iterable[Credential] = (), *, clock: Callable[[], float] = time.time) -> None:
@@ -100,7 +145,8 @@ class StaticTokens:
             raise Unauthenticated(f"token of {known.identity.subject} has expired")
         return known.identity
 
-    def recheck(self, identity: Identity) -> Identity:
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        del uses
         known = self._by_credential.get(identity.credential)
         if known is None:
             raise TokenRevoked(f"the token of {identity.subject} is not valid any more")
@@ -117,7 +163,7 @@ class StaticTokens:
         return len(self._by_digest)
 
 
-class TokenFile:
+class TokenFile(KnowsAll):
     """Static tokens in a file that is read again when it changes, so that a token can be revoked at run time.
 
     - A file that cannot be parsed or opened changes nothing: a typing error must not disconnect every client.
@@ -143,8 +189,8 @@ class TokenFile:
     def identify(self, token: str) -> Identity:
         return self._tokens.identify(token)
 
-    def recheck(self, identity: Identity) -> Identity:
-        return self._tokens.recheck(identity)
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        return self._tokens.recheck(identity, uses=uses)
 
     def state(self) -> tuple[int, int]:
         return self._changes, self._tokens.expired
@@ -179,11 +225,6 @@ class TokenFile:
         self._changes += 1
 
 
-def digest_of(token: str) -> bytes:
-    """The SHA-256 of a token, which a file can hold instead of the token."""
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-
-
 def parse_tokens(text: str, *, source: str) -> list[Credential]:
     """Read the JSON form; raises InvalidSetting naming the entry, never the token."""
     try:
@@ -214,6 +255,10 @@ def _digest(token: str, source: str, number: int) -> bytes:
         if hashed is None:
             raise InvalidSetting(source, f"token {number}: sha256: must be followed by 64 hexadecimal digits")
         return bytes.fromhex(hashed[1])
+    if token.startswith(PREFIX):
+        raise InvalidSetting(
+            source, f"token {number} begins with {PREFIX}, as API keys do", hint="choose another token, or use a key"
+        )
     if len(token) < 16:
         raise InvalidSetting(source, f"token {number} has {len(token)} characters; it needs 16 or more")
     return digest_of(token)
@@ -230,7 +275,8 @@ def _credential(digest: bytes, entry: object, source: str, number: int) -> Crede
         )
     if not (set() if of_all else {"tenant"}) <= set(given) <= _ENTRY:
         raise InvalidSetting(
-            source, f"token {number} must have tenant, and can have name, expires, scopes and topics; nothing else"
+            source,
+            f"token {number} must have tenant, and can have name, expires, scopes, topics and rates; nothing else",
         )
     if (recorded := scopes & _RECORDED) and "name" not in given:
         raise InvalidSetting(
@@ -248,6 +294,7 @@ def _credential(digest: bytes, entry: object, source: str, number: int) -> Crede
             scopes=scopes,
             topics=_topics(given.get("topics")),
             credential=credential,
+            rates=_rates(given.get("rates")),
         )
         return Credential(digest=digest, identity=identity, expires_at=_expires_at(given.get("expires")))
     except InvalidSetting:
@@ -265,8 +312,16 @@ def _scopes(value: object, source: str, number: int) -> frozenset[Scope]:
         raise InvalidSetting(source, f"token {number}: unknown scope; must be one of {', '.join(Scope)}") from None
 
 
-def _topics(value: object) -> frozenset[str] | None:
-    return None if value is None else frozenset(check_topic(topic) for topic in _list(value))
+def _topics(value: object) -> TopicSet | None:
+    return None if value is None else check_topic_patterns(_list(value))
+
+
+def _rates(value: object) -> Rates | None:
+    if value is None:
+        return None
+    if not isinstance(value, _Pairs):
+        raise InvalidInput("rates", 'must be an object such as {"submit": "100/1s:200"}')
+    return Rates.parse(dict(value), field="rates")
 
 
 def _expires_at(value: object) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from builtins import list as list_of
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Generic
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 from headgate.control.ports import Account, BatchStore, Rows
 from headgate.control.submit import Job, ReadJob, Submits
 from headgate.domain import limits
+from headgate.domain.batch_graph import BatchGraph
 from headgate.domain.dependencies import BatchStatus, Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import NotFound
 from headgate.domain.identity import Identity
@@ -45,6 +47,8 @@ class Batches(Generic[Rows, Account]):
     ) -> BatchStatus:
         """Open a batch; the same id opens it once. `callback` is a job that runs when all members are done."""
         submission = None if callback is None else self._submits.submission(caller, callback, read)
+        if submission is not None:
+            self._submits.payloads.refuse(caller.tenant, submission.topic, submission.payload)
         batch = NewBatch(
             id=self._make_id() if batch_id is None else parse_job_id(batch_id, field="id"),
             name=name,
@@ -69,6 +73,16 @@ class Batches(Generic[Rows, Account]):
         if not status.is_visible_to(caller.topics):
             raise NotFound("batch", str(batch_id))
         return status
+
+    async def graph(self, caller: Identity, batch_id: UUID) -> BatchGraph:
+        """A batch with its first members and what they wait for; without members of topics that the token hides."""
+        found = await self._store.graph(caller.tenant, batch_id)
+        topics = caller.topics
+        if topics is None:
+            return found
+        if not found.batch.is_visible_to(topics):
+            raise NotFound("batch", str(batch_id))
+        return replace(found, members=[one for one in found.members if one.topic in topics])
 
     async def list(
         self, caller: Identity, *, open_only: bool = False, before: UUID | None = None, limit: int

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from headgate.control.ports import BulkStore
 from headgate.domain import limits
-from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview, Verb
+from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobList, JobPage, Plan, Preview, Verb
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filter_parser import parse, topic_term
 from headgate.domain.filters import Field, Glob, JobFilter
@@ -75,6 +75,19 @@ class Bulk:
             who.tenant, matching, topics=who.topics, limit=limit, cursor=cursor, oldest=oldest
         )
 
+    async def browse(
+        self, who: Identity, text: str, *, limit: int = limits.PAGE_DEFAULT, cursor: str = "", oldest: bool = False
+    ) -> JobList:
+        """One page of the jobs that match, and the counts by state where the rollups know them."""
+        matching = parse(text)
+        page = await self.list_jobs(who, text, limit=limit, cursor=cursor, oldest=oldest)
+        counted = await self.count_by_state(who, text, up_to=limits.PAGE_MAX) if matching.is_counted else None
+        return JobList(filter=matching, page=page, counted=counted)
+
+    async def count_by_state(self, who: Identity, text: str, *, up_to: int) -> Counted:
+        """The number of jobs that match in each state, whatever states the filter names; counted up to a bound."""
+        return await self.count_jobs(who, str(parse(text).without(Field.STATE)), up_to=up_to)
+
     async def count_jobs(self, who: Identity, text: str, *, up_to: int) -> Counted:
         """The number of jobs that match, counted up to a bound."""
         matching = _permitted(who, parse(text))
@@ -94,7 +107,7 @@ class Bulk:
         """Start an operation; the same id and request again is the same operation."""
         plan = _checked(who, request)
         found = await self._store.start(
-            who.tenant, operation_id, plan, who=who.subject, topics=who.topics, credential=who.credential
+            who.tenant, operation_id, plan, who=who.subject, topics=who.topics, credential=who.lasting_credential
         )
         try:
             # The check that cancels operations of a revoked token may have run just before this one was stored.

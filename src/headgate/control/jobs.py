@@ -11,8 +11,10 @@ from headgate.control.auth import TokenValidator
 from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCall, OpenCalls
+from headgate.domain import limits
 from headgate.domain.errors import NotFound, ShuttingDown
 from headgate.domain.identity import Identity, Scope
+from headgate.domain.validation import check_integer
 from headgate.domain.views import JobView
 
 WAIT_MAX_SECONDS: Final = 60.0
@@ -29,16 +31,34 @@ class Jobs:
     draining: asyncio.Event
 
     async def get(
-        self, caller: Identity, job_id: UUID, *, payload: bool = False, result: bool = False, events: bool = False
+        self,
+        caller: Identity,
+        job_id: UUID,
+        *,
+        payload: bool = False,
+        result: bool = False,
+        events: bool = False,
+        events_before: int = 0,
+        events_limit: int = limits.JOB_EVENTS_MAX,
     ) -> JobView:
-        """One job. Raises NotFound."""
-        found = await self.store.job(caller.tenant, job_id, payload=payload, result=result, events=events)
+        """One job; of its events the newest, or those before the one numbered `events_before`. Raises NotFound."""
+        check_integer(events_before, field="events_before", low=0, high=2**63 - 1)
+        check_integer(events_limit, field="events_limit", low=1, high=limits.JOB_EVENTS_MAX)
+        found = await self.store.job(
+            caller.tenant,
+            job_id,
+            payload=payload,
+            result=result,
+            events=events,
+            events_before=events_before or None,
+            events_limit=events_limit,
+        )
         if caller.topics is not None and found.topic not in caller.topics:
             raise NotFound("job", str(job_id))  # as if it were another tenant's
         return found
 
     async def wait(self, caller: Identity, job_id: UUID, *, seconds: float) -> JobView:
-        """The job with its result when it has ended, or as it stands after `seconds` (at most a minute)."""
+        """The job with its result when it has ended, or as it is after `seconds` (at most a minute)."""
         until = asyncio.get_running_loop().time() + min(seconds, WAIT_MAX_SECONDS)
         with self.calls.watched(caller) as call:
             while True:

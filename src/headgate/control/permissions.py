@@ -18,6 +18,7 @@ from typing import Final
 
 from headgate.domain import limits
 from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.rate_limits import RateClass
 
 
 class TenantRule(StrEnum):
@@ -59,6 +60,14 @@ class Rule:
     """Maximum size of one message."""
     elements: Mapping[str, int] = field(default_factory=dict, hash=False)
     """By path of a repeated field: the maximum number of elements in each message."""
+    rated: bool = True
+    """Whether a rate limit counts each call. Submits count their jobs instead (control/submit.py). Heartbeats and
+    outcomes are never refused: a job would be lost to its worker, or run again."""
+
+    @property
+    def rate_class(self) -> RateClass | None:
+        """What a rate limit counts a call as; None: not at all."""
+        return _RATE_CLASSES[self.scopes[0]] if self.rated and self.scopes else None
 
     def admit(self, caller: Identity) -> None:
         """Raise PermissionDenied unless the caller may use the method."""
@@ -67,6 +76,14 @@ class Rule:
             raise PermissionDenied(f"this reaches all topics, and the token of {caller.subject} permits only some")
 
 
+_RATE_CLASSES: Final = {
+    Scope.SUBMIT: RateClass.SUBMIT,
+    Scope.WORK: RateClass.WORK,
+    Scope.READ: RateClass.READ,
+    Scope.OPERATE: RateClass.OPERATE,
+    Scope.ADMIN: RateClass.OPERATE,
+    Scope.SYSTEM: RateClass.OPERATE,
+}
 _NEW_JOB: Final = {
     "headers": limits.HEADERS_MAX,
     "tags": limits.TAGS_MAX,
@@ -92,19 +109,38 @@ def _operate(*topics: TopicRule, max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES
     return Rule(scopes=(Scope.OPERATE,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes)
 
 
-def _submit(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None) -> Rule:
+def _submit(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None, rated: bool = True) -> Rule:
     return Rule(
-        scopes=(Scope.SUBMIT,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes, elements=elements or {}
+        scopes=(Scope.SUBMIT,),
+        tenant=TenantRule.OWN,
+        topics=topics,
+        max_bytes=max_bytes,
+        elements=elements or {},
+        rated=rated,
     )
 
 
-def _work(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None) -> Rule:
+def _work(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None, rated: bool = True) -> Rule:
     return Rule(
-        scopes=(Scope.WORK,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes, elements=elements or {}
+        scopes=(Scope.WORK,),
+        tenant=TenantRule.OWN,
+        topics=topics,
+        max_bytes=max_bytes,
+        elements=elements or {},
+        rated=rated,
     )
+
+
+def _manage_keys() -> Rule:
+    return Rule(scopes=(Scope.ADMIN, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,))
+
+
+def _of_all_tenants() -> Rule:
+    return Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,))
 
 
 _NAMED, _OBJECT, _FILTERED = TopicRule.NAMED, TopicRule.OBJECT, TopicRule.FILTERED
+_WHOLE = TopicRule.WHOLE_TENANT
 _OPEN: Final = Rule(scopes=(), tenant=TenantRule.NONE, topics=(TopicRule.NONE,))
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
@@ -118,10 +154,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 **_within("jobs", limits.SUBMIT_BATCH_MAX),
                 **{f"plain.{name}": limits.LIST_MAX for name in ("ids", "payloads", "priorities", "unset_priorities")},
             },
+            rated=False,
         ),
-        Submit=_submit(_NAMED, _OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("job")),
+        Submit=_submit(_NAMED, _OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("job"), rated=False),
         SubmitBatch=_submit(
-            _NAMED, _OBJECT, max_bytes=limits.MESSAGE_MAX_BYTES, elements=_within("jobs", limits.SUBMIT_BATCH_MAX)
+            _NAMED,
+            _OBJECT,
+            max_bytes=limits.MESSAGE_MAX_BYTES,
+            elements=_within("jobs", limits.SUBMIT_BATCH_MAX),
+            rated=False,
         ),
         GetJob=_read(_OBJECT),
         WaitResult=_read(_OBJECT),
@@ -139,9 +180,17 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             },
         ),
         StreamJobs=_work(_NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES),
-        Heartbeat=_work(_OBJECT, max_bytes=limits.MESSAGE_MAX_BYTES, elements={"progress": limits.PROGRESS_MAX_JOBS}),
+        Heartbeat=_work(
+            _OBJECT,
+            max_bytes=limits.MESSAGE_MAX_BYTES,
+            elements={"progress": limits.PROGRESS_MAX_JOBS},
+            rated=False,
+        ),
         ReportOutcome=_work(
-            _OBJECT, max_bytes=limits.MESSAGE_MAX_BYTES, elements={"outcomes": limits.SETTLE_FLUSH_MAX_ROWS}
+            _OBJECT,
+            max_bytes=limits.MESSAGE_MAX_BYTES,
+            elements={"outcomes": limits.SETTLE_FLUSH_MAX_ROWS},
+            rated=False,
         ),
         Claim=_work(_NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES),
     )
@@ -169,8 +218,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)
         ),
         FindIds=_read(_OBJECT),
-        SetRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
-        RunRetention=Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,)),
+        SetRetention=_of_all_tenants(),
+        GetSystem=_of_all_tenants(),
+        RunRetention=_of_all_tenants(),
     )
     | _of(
         "headgate.v1.BulkService",
@@ -201,16 +251,56 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         Next=_read(_OBJECT),
         Jobs=_read(_OBJECT),
     )
+    | _of("headgate.v1.StatsService", GetStats=_read(_NAMED, _FILTERED), ListFailing=_read(_NAMED, _FILTERED))
     | _of(
         "headgate.v1.TopicService",
         ListTopics=_read(_FILTERED),
         GetTopic=_read(_NAMED),
-        SetTopic=_operate(_NAMED),
+        SetTopic=_operate(_NAMED, max_bytes=limits.TOPIC_REQUEST_MAX_BYTES),
+        ApplyTopic=_operate(_NAMED, max_bytes=limits.TOPIC_REQUEST_MAX_BYTES),
+        ListTopicVersions=_read(_NAMED),
         ReleaseTopic=_operate(_NAMED),
         # A worker decides by its handlers what becomes of the jobs of its topics: how often they are tried, too.
         DeclareTopics=_work(
             _NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES, elements={"topics": limits.DECLARATIONS_MAX}
         ),
+    )
+    | _of(
+        "headgate.v1.WebhookService",
+        # An endpoint gets events of all topics that match its patterns, and sends them out of the system.
+        Create=_operate(_WHOLE),
+        Get=_read(_WHOLE),
+        List=_read(_WHOLE),
+        Update=_operate(_WHOLE),
+        Delete=_operate(_WHOLE),
+        RotateSecret=_operate(_WHOLE),
+        Test=_operate(_WHOLE),
+        ListDeliveries=_read(_WHOLE),
+        GetDelivery=_read(_WHOLE),
+        Resend=_operate(_WHOLE),
+    )
+    | _of(
+        "headgate.v1.EventService",
+        ReadEvents=_read(_NAMED, _FILTERED),
+    )
+    | _of(
+        "headgate.v1.KeyService",
+        CreateKey=_manage_keys(),
+        GetKey=_manage_keys(),
+        ListKeys=_manage_keys(),
+        RotateKey=_manage_keys(),
+        RevokeKey=_manage_keys(),
+        ListSessions=_manage_keys(),
+        RevokeSession=_manage_keys(),
+    )
+    | _of(
+        "headgate.v1.TenantService",
+        GetTenant=Rule(scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_WHOLE,)),
+        # A tenant must not raise its own quotas, nor know which others there are.
+        ListTenants=_of_all_tenants(),
+        SetTenant=_of_all_tenants(),
+        GetTenantDefaults=_of_all_tenants(),
+        SetTenantDefaults=_of_all_tenants(),
     )
     | _of("grpc.health.v1.Health", Check=_OPEN, Watch=_OPEN)
 )

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Protocol, Self, TypeVar
 from uuid import UUID
 
-from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobPage, Plan, Preview, StartedBulk
+from headgate.domain.api_keys import KeyView, NewKey
+from headgate.domain.batch_graph import BatchGraph
+from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobLine, JobPage, Plan, Preview, StartedBulk
 from headgate.domain.dependencies import BatchStatus, NewBatch
+from headgate.domain.durability import Durability
 from headgate.domain.errors import HeadgateError
+from headgate.domain.events import Position, StreamEvent
 from headgate.domain.filters import JobFilter, Term
 from headgate.domain.ids import IdKind, JobId
 from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.schedules import ScheduleSpec
+from headgate.domain.stats import Failing, Series, Window
+from headgate.domain.topic_policy import AppliedPolicy, PolicyVersion
 from headgate.domain.topic_rules import RuleSources
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.views import (
-    AuditView,
+    AuditFilter,
+    AuditPage,
     Change,
     JobView,
     Pause,
@@ -32,7 +40,8 @@ from headgate.domain.views import (
     TopicView,
 )
 from headgate.domain.wakes import Wake
-from headgate.domain.workers import RunningJob, WorkerView
+from headgate.domain.webhooks import DeliveryState, DeliveryView, Webhook, WebhookSpec
+from headgate.domain.workers import LostWorker, RunningJob, WorkerView
 
 
 class SubmitRows(Protocol):
@@ -55,6 +64,9 @@ class SubmitStore(Protocol[Rows]):
     """Rows for submissions, and the one write that does not go through the queue."""
 
     async def refusals(self, tenant: str, jobs: Sequence[Submission]) -> Mapping[int, HeadgateError]: ...
+    def schemas_of(self, tenant: str) -> Mapping[str, str]: ...
+    def payload_sizes_of(self, tenant: str) -> Mapping[str, int]: ...
+    def checks_payloads(self, tenant: str, topic: str | None = None) -> bool: ...
     async def fill(self, jobs: Sequence[Submission]) -> Rows: ...
     async def fill_plain(
         self,
@@ -90,7 +102,7 @@ class SubmitQueue(Protocol[Rows_contra, Account]):
     async def submit(
         self, rows: Rows_contra, *, size: int, account: Account, admitted: bool = False
     ) -> Mapping[int, SubmitAnswer]: ...
-    def submitted(self, rows: Rows_contra) -> None: ...
+    def submitted(self, rows: Rows_contra, answers: Mapping[int, SubmitAnswer]) -> None: ...
     def look_again(self, rows: Rows_contra, answers: Mapping[int, SubmitAnswer]) -> None: ...
 
 
@@ -100,8 +112,9 @@ class BatchStore(Protocol):
     async def open_batch(self, tenant: str, /, batch: NewBatch, *, callback: Submission | None) -> BatchStatus: ...
     async def seal_batch(self, tenant: str, /, batch_id: UUID) -> BatchStatus: ...
     async def batch(self, tenant: str, /, batch_id: UUID) -> BatchStatus: ...
+    async def graph(self, tenant: str, /, batch_id: UUID) -> BatchGraph: ...
     async def batches(
-        self, tenant: str, /, *, open_only: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+        self, tenant: str, /, *, open_only: bool, before: UUID | None, limit: int, topics: TopicSet | None
     ) -> tuple[list[BatchStatus], UUID | None]: ...
 
 
@@ -109,7 +122,17 @@ class JobStore(Protocol):
     """Reading jobs."""
 
     async def tenant_no(self, tenant: str) -> int: ...
-    async def job(self, tenant: str, job_id: UUID, *, payload: bool, result: bool, events: bool) -> JobView: ...
+    async def job(
+        self,
+        tenant: str,
+        job_id: UUID,
+        *,
+        payload: bool,
+        result: bool,
+        events: bool,
+        events_before: int | None = None,
+        events_limit: int = ...,
+    ) -> JobView: ...
     async def finished(self, tenant_no: int, ids: Sequence[UUID]) -> list[UUID]: ...
 
 
@@ -122,18 +145,18 @@ class BulkStore(Protocol):
         wanted: JobFilter,
         /,
         *,
-        topics: frozenset[str] | None,
+        topics: TopicSet | None,
         limit: int,
         cursor: str,
         oldest: bool,
     ) -> JobPage: ...
     async def count_jobs(
-        self, tenant: str, wanted: JobFilter, /, *, topics: frozenset[str] | None, up_to: int
+        self, tenant: str, wanted: JobFilter, /, *, topics: TopicSet | None, up_to: int
     ) -> Counted: ...
     async def dead_groups(
-        self, tenant: str, /, *, named: Sequence[Term], topics: frozenset[str] | None, limit: int
+        self, tenant: str, /, *, named: Sequence[Term], topics: TopicSet | None, limit: int
     ) -> DeadGroups: ...
-    async def preview(self, tenant: str, /, plan: Plan, *, topics: frozenset[str] | None) -> Preview: ...
+    async def preview(self, tenant: str, /, plan: Plan, *, topics: TopicSet | None) -> Preview: ...
     async def start(
         self,
         tenant: str,
@@ -142,18 +165,25 @@ class BulkStore(Protocol):
         plan: Plan,
         *,
         who: str,
-        topics: frozenset[str] | None,
+        topics: TopicSet | None,
         credential: str,
     ) -> BulkOperation: ...
-    async def operation(
-        self, tenant: str, /, operation_id: UUID, *, topics: frozenset[str] | None
-    ) -> BulkOperation: ...
+    async def operation(self, tenant: str, /, operation_id: UUID, *, topics: TopicSet | None) -> BulkOperation: ...
     async def operations(
-        self, tenant: str, /, *, active: bool, before: UUID | None, limit: int, topics: frozenset[str] | None
+        self, tenant: str, /, *, active: bool, before: UUID | None, limit: int, topics: TopicSet | None
     ) -> list[BulkOperation]: ...
     async def cancel(
-        self, tenant: str, /, operation_id: UUID, *, who: str, reason: str, topics: frozenset[str] | None
+        self, tenant: str, /, operation_id: UUID, *, who: str, reason: str, topics: TopicSet | None
     ) -> BulkOperation: ...
+
+
+class SuggestionStore(Protocol):
+    """What is stored, for suggestions; bounded reads. `topics` None means any."""
+
+    async def topic_names(self, tenant: str, /, *, containing: str, topics: TopicSet | None) -> list[str]: ...
+    async def schedule_names(self, tenant: str, /, *, containing: str, topics: TopicSet | None) -> list[str]: ...
+    async def newest_jobs(self, tenant: str, /, *, topics: TopicSet | None, failed: bool) -> list[JobLine]: ...
+    async def newest_payloads(self, tenant: str, /, *, topics: TopicSet | None) -> list[bytes]: ...
 
 
 class RevokedBulk(Protocol):
@@ -163,11 +193,23 @@ class RevokedBulk(Protocol):
     async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None: ...
 
 
+class KeyStore(Protocol):
+    """API keys. `tenant` None: of all tenants."""
+
+    async def create(self, new: NewKey, /, *, actor: str) -> tuple[KeyView, str]: ...
+    async def rotate(
+        self, tenant: str | None, key_id: str, /, *, overlap: timedelta, actor: str, reason: str
+    ) -> tuple[KeyView, str]: ...
+    async def revoke(self, tenant: str | None, key_id: str, /, *, actor: str, reason: str) -> KeyView: ...
+    async def get(self, tenant: str | None, key_id: str, /) -> KeyView: ...
+    async def listed(self, tenant: str | None, /, *, revoked: bool, after: str, limit: int) -> list[KeyView]: ...
+
+
 class TopicStore(Protocol):
     """Topics: rules, limits, counts."""
 
     async def list_topics(
-        self, tenant: str, /, *, names: Sequence[str] | None, after: str, limit: int
+        self, tenant: str, /, *, topics: TopicSet | None, after: str, limit: int
     ) -> list[TopicView]: ...
     async def get_topic(self, tenant: str, /, name: str) -> TopicView: ...
     async def set_topic(
@@ -181,6 +223,23 @@ class TopicStore(Protocol):
         actor: str,
         reason: str,
     ) -> TopicView: ...
+    async def apply_topic(
+        self,
+        tenant: str,
+        name: str,
+        *,
+        values: Mapping[str, object],
+        prune: bool,
+        version: int | None,
+        actor: str,
+        reason: str,
+    ) -> AppliedPolicy: ...
+    async def preview_topic(
+        self, tenant: str, /, name: str, *, values: Mapping[str, object], prune: bool, version: int | None
+    ) -> AppliedPolicy: ...
+    async def topic_history(
+        self, tenant: str, /, name: str, *, before: int | None, limit: int
+    ) -> list[PolicyVersion]: ...
     async def release_topic(
         self, tenant: str, name: str, *, settings: Sequence[str], actor: str, reason: str
     ) -> TopicView: ...
@@ -203,19 +262,62 @@ class ScheduleStore(Protocol):
         *,
         expected: int | None,
         who: str,
-        topics: frozenset[str] | None,
+        topics: TopicSet | None,
     ) -> tuple[ScheduleView, bool]: ...
     async def get(self, tenant: str, /, name: str) -> ScheduleView: ...
     async def listed(
-        self, tenant: str, /, *, after: str, limit: int, topics: Sequence[str] | None, source: str | None
+        self, tenant: str, /, *, after: str, limit: int, topics: TopicSet | None, source: str | None
     ) -> list[ScheduleView]: ...
     async def delete(self, tenant: str, /, name: str, *, expected: int | None, who: str, reason: str) -> None: ...
     async def pause(self, tenant: str, /, name: str, *, who: str, reason: str) -> ScheduleView: ...
-    async def resume(self, tenant: str, /, name: str, *, who: str, reason: str) -> ScheduleView: ...
+    async def resume(
+        self, tenant: str, /, name: str, *, who: str, reason: str, since: datetime | None
+    ) -> ScheduleView: ...
     async def trigger(
         self, tenant: str, /, name: str, *, request: JobId, who: str, reason: str
     ) -> tuple[JobId, bool, int]: ...
     async def jobs(self, tenant: str, /, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]: ...
+    async def lag(self, tenant: str, /, *, topics: TopicSet | None) -> timedelta | None: ...
+
+
+class WebhookStore(Protocol):
+    """Webhook endpoints and their deliveries. Every verb that changes something writes its audit with it."""
+
+    async def create(
+        self, tenant: str, /, webhook_id: UUID, spec: WebhookSpec, *, secret: str, who: str
+    ) -> Webhook: ...
+    async def get(self, tenant: str, /, webhook_id: UUID) -> Webhook: ...
+    async def listed(self, tenant: str, /, *, after: UUID | None, limit: int) -> list[Webhook]: ...
+    async def update(
+        self,
+        tenant: str,
+        /,
+        webhook_id: UUID,
+        changes: Mapping[str, object],
+        *,
+        expected: int | None,
+        who: str,
+        reason: str,
+    ) -> Webhook: ...
+    async def delete(self, tenant: str, /, webhook_id: UUID, *, who: str, reason: str) -> None: ...
+    async def rotate_secret(
+        self, tenant: str, /, webhook_id: UUID, *, secret: str, overlap: timedelta, who: str, reason: str
+    ) -> Webhook: ...
+    async def ping(self, tenant: str, /, webhook_id: UUID, *, who: str) -> DeliveryView: ...
+    async def deliveries(
+        self,
+        tenant: str,
+        /,
+        webhook_id: UUID,
+        *,
+        delivery_id: UUID | None = None,
+        state: DeliveryState | None = None,
+        before: UUID | None = None,
+        limit: int,
+    ) -> list[DeliveryView]: ...
+    async def resend(
+        self, tenant: str, /, webhook_id: UUID, delivery_id: UUID, *, who: str, reason: str
+    ) -> DeliveryView: ...
 
 
 class AdminStore(Protocol):
@@ -223,9 +325,11 @@ class AdminStore(Protocol):
 
     async def tenant_no(self, tenant: str) -> int: ...
     async def pause(
-        self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None
+        self, tenant: str, target: Target, *, reason: str, who: str, until: datetime | None, lasts: timedelta | None
     ) -> tuple[tuple[int, int], Pause]: ...
-    async def resume(self, tenant: str, target: Target, *, reason: str, who: str) -> tuple[tuple[int, int], bool]: ...
+    async def resume(
+        self, tenant: str, target: Target, *, reason: str, who: str, since: datetime | None
+    ) -> tuple[tuple[int, int], bool]: ...
     async def status(self, tenant: str) -> Status: ...
     async def standings(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, Standing]: ...
     async def cancel(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> Mapping[UUID, Change]: ...
@@ -242,12 +346,12 @@ class AdminStore(Protocol):
     async def quiet(self, tenant: str, worker: str, *, reason: str, who: str, span: timedelta) -> Quiet: ...
     async def resume_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> bool: ...
     async def quiet_set(self) -> frozenset[tuple[int, str]]: ...
-    async def workers_elsewhere(self, tenant: str) -> Sequence[WorkerView]: ...
-    async def running(self, tenant: str) -> Sequence[RunningJob]: ...
+    async def workers_elsewhere(self, tenant: str) -> tuple[Sequence[WorkerView], Sequence[LostWorker]]: ...
+    async def running(self, tenant: str) -> tuple[Sequence[RunningJob], bool]: ...
     async def find_ids(
-        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: frozenset[str] | None, limit: int
+        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: TopicSet | None, limit: int
     ) -> tuple[list[UUID], bool]: ...
-    async def audit(self, tenant: str, *, before: int | None, limit: int) -> Sequence[AuditView]: ...
+    async def audit(self, tenant: str, *, before: int | None, limit: int, wanted: AuditFilter) -> AuditPage: ...
 
 
 class GateHere(Protocol):
@@ -275,6 +379,7 @@ class Presence(Protocol):
     """The workers connected to this instance."""
 
     def workers(self, tenant_no: int) -> Sequence[WorkerView]: ...
+    def lost(self, tenant_no: int) -> Sequence[LostWorker]: ...
     def topics(self, tenant_no: int) -> frozenset[str]: ...
 
 
@@ -282,3 +387,33 @@ class Endings(Protocol):
     """The calls that wait for a job to end."""
 
     def ended(self, tenant_no: int, job_id: UUID) -> None: ...
+
+
+class DurabilityReads(Protocol):
+    """The settings of the database by which acknowledged work is kept or lost."""
+
+    async def durability(self) -> Durability: ...
+
+
+class EventStore(Protocol):
+    """Events by position. Completions are noted while `record` is called at least every `kept`."""
+
+    @property
+    def kept(self) -> timedelta: ...
+    async def tenant_no(self, tenant: str) -> int: ...
+    async def position(self) -> Position: ...
+    async def since(
+        self, tenant_nos: Collection[int], seen: Position, until: Position, *, completed: bool
+    ) -> tuple[list[StreamEvent], Position]: ...
+    async def record(self) -> datetime: ...
+    async def all_record(self) -> bool: ...
+    async def members(self, tenant_no: int, batch_id: UUID, ids: Collection[UUID]) -> set[UUID]: ...
+
+
+class StatsStore(Protocol):
+    """Figures over time, from rollups."""
+
+    async def series(self, tenant: str, /, *, window: Window, topic: str, topics: TopicSet | None) -> Series: ...
+    async def failing(
+        self, tenant: str, /, *, within: timedelta, topic: str, topics: TopicSet | None, limit: int
+    ) -> Failing: ...

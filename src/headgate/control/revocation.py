@@ -23,7 +23,7 @@ from headgate.control.auth import TokenFile, TokenValidator, same_rights
 from headgate.control.ports import RevokedBulk
 from headgate.domain.bulk import StartedBulk
 from headgate.domain.errors import HeadgateError
-from headgate.domain.identity import Identity, Scope, TokenRevoked
+from headgate.domain.identity import CredentialsUnavailable, Identity, Scope, TokenRevoked
 
 log = logging.getLogger("headgate.tokens")
 LOOK_SECONDS: Final = 1.0
@@ -45,10 +45,10 @@ class OpenCall:
     identity: Identity
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def recheck(self, validator: TokenValidator, scope: Scope) -> None:
-        """Take the rights that the token has now; raises where it has lost the scope, or is not valid any more."""
+    def recheck(self, validator: TokenValidator, *any_of: Scope) -> None:
+        """Take the rights that the token has now; raises if it has none of the scopes, or is not valid any more."""
         self.identity = validator.recheck(self.identity)
-        self.identity.require(scope)
+        self.identity.require(*any_of)
         self.changed.clear()
 
 
@@ -76,7 +76,7 @@ class OpenCalls:
 
 
 class Revocation:
-    """Reads the token file again, and ends what is open with a credential that has changed."""
+    """Reads the token file again, and ends what is open with a credential that has changed or expired."""
 
     def __init__(
         self,
@@ -84,10 +84,12 @@ class Revocation:
         *,
         holders: Callable[[], Iterable[Holder]],
         calls: OpenCalls,
+        file: TokenFile | None = None,
         exposed: Callable[[], str] = lambda: "",
     ) -> None:
-        """`exposed` describes a problem with the permissions of the file; called when the file has changed."""
-        self._validator, self._holders, self._calls, self._exposed = validator, holders, calls, exposed
+        """`file` is read again when it has changed; `exposed` then describes a problem with its permissions."""
+        self._validator, self._holders, self._calls, self._file = validator, holders, calls, file
+        self._exposed = exposed
         self._gone = self._stopped = False
 
     async def run(self) -> None:
@@ -103,12 +105,16 @@ class Revocation:
     def run_once(self) -> int:
         """One check; returns how many sessions and calls it ended or woke."""
         self._read()
+        return self.end_changed()
+
+    def end_changed(self) -> int:
+        """End what is open with a credential that has changed or expired; returns how many sessions and calls."""
         ended = 0
         for holder in self._holders():
             try:
                 if not same_rights(self._validator.recheck(holder.identity), holder.identity):
                     raise TokenRevoked(f"the token of {holder.identity.subject} has changed")
-            except TokenRevoked as reason:
+            except (TokenRevoked, CredentialsUnavailable) as reason:
                 holder.end(reason)
                 ended += 1
         for call in self._calls:
@@ -117,23 +123,24 @@ class Revocation:
             try:
                 if same_rights(self._validator.recheck(call.identity), call.identity):
                     continue
-            except TokenRevoked:
+            except (TokenRevoked, CredentialsUnavailable):
                 pass
             call.changed.set()
             ended += 1
         return ended
 
     def _read(self) -> None:
-        if not isinstance(self._validator, TokenFile):
+        file = self._file
+        if file is None:
             return
         try:
-            if self._validator.refresh() and not self._validator.gone and (problem := self._exposed()):
-                # Read all the same: who has just revoked a token must not find out later that it was not.
+            if file.refresh() and not file.gone and (problem := self._exposed()):
+                # Read anyway: who has just revoked a token must not find out later that it was not.
                 log.error('tokens_exposed effect="the next start will refuse the file" reason=%s', problem)
         except (OSError, HeadgateError) as error:
             log.warning('tokens_unreadable effect="the previous tokens stay valid" error=%s', error)
-        if self._validator.gone != self._gone:
-            self._gone = self._validator.gone
+        if file.gone != self._gone:
+            self._gone = file.gone
             if self._gone:
                 log.critical('tokens_gone effect="all tokens are revoked until the file is back"')
             else:
@@ -168,6 +175,7 @@ class RevokedOperations:
             return
         try:
             for one in await self._operations.started():
+                await self._validator.learn(one.credential)
                 if reason := self._refusal(one):
                     await self._operations.end_revoked(one, reason=reason)
                     log.warning("bulk_revoked operation=%s who=%s reason=%s", one.id, one.who, reason)
@@ -184,10 +192,12 @@ class RevokedOperations:
                 Identity(tenant="", subject=one.who, scopes=frozenset(), credential=one.credential)
             )
             known.require(Scope.OPERATE)
+        except CredentialsUnavailable:
+            raise  # nothing is known: look again later
         except HeadgateError as error:
             return str(error)
         if known.tenant != one.tenant:
             return f"the token of {known.subject} belongs to another tenant now"
-        if known.topics is not None and (one.topics is None or not one.topics <= known.topics):
+        if known.topics is not None and not known.topics.covers(one.topics):
             return f"the token of {known.subject} permits fewer topics now"
         return ""

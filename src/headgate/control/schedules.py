@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
+from headgate.control.payload_check import PayloadCheck
 from headgate.control.ports import ScheduleStore
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, NotFound
@@ -23,7 +24,8 @@ from headgate.domain.schedules import (
     occurrences,
 )
 from headgate.domain.timestamps import EPOCH
-from headgate.domain.validation import check_integer, check_page_size, check_reason, shown
+from headgate.domain.topic_sets import TopicSet
+from headgate.domain.validation import check_aware, check_integer, check_page_size, check_reason, shown
 from headgate.domain.views import ScheduledJob, ScheduleView
 
 PREVIEW_SPAN: Final = timedelta(days=36_525)
@@ -34,10 +36,15 @@ class Schedules:
     """Schedules of the caller's tenant; a token limited to topics reaches only schedules of those topics."""
 
     def __init__(
-        self, store: ScheduleStore, *, topics_ready: Callable[[Iterable[int]], None], wake: Callable[[], None]
+        self,
+        store: ScheduleStore,
+        *,
+        topics_ready: Callable[[Iterable[int]], None],
+        wake: Callable[[], None],
+        payloads: PayloadCheck,
     ) -> None:
         """`topics_ready` gets the topic of a new job, so that it is claimed at once; `wake` wakes the scheduler."""
-        self._store, self._topics_ready, self._wake = store, topics_ready, wake
+        self._store, self._topics_ready, self._wake, self._payloads = store, topics_ready, wake, payloads
 
     async def put(
         self, caller: Identity, name: str, spec: ScheduleSpec, *, expected: int | None
@@ -51,6 +58,7 @@ class Schedules:
             check_integer(expected, field="expected_version", low=0, high=2**31 - 1)
         caller.allowed([spec.topic])
         spec = spec.checked(now=await self._store.now())
+        self._payloads.refuse(caller.tenant, spec.topic, spec.payload)
         if caller.topics is not None and not _is_named_after(name, caller.topics):
             await self._check_exists(caller, name)
         answer = await self._store.put(
@@ -68,8 +76,11 @@ class Schedules:
     ) -> list[ScheduleView]:
         """A page in the order of names."""
         check_page_size(limit)
-        topics = None if caller.topics is None else sorted(caller.topics)
-        return await self._store.listed(caller.tenant, after=after, limit=limit, topics=topics, source=source)
+        return await self._store.listed(caller.tenant, after=after, limit=limit, topics=caller.topics, source=source)
+
+    async def lag(self, caller: Identity) -> timedelta | None:
+        """How late the most overdue occurrence is, of all schedules; None if none is to fire."""
+        return await self._store.lag(caller.tenant, topics=caller.topics)
 
     async def delete(self, caller: Identity, name: str, *, expected: int | None, reason: str) -> None:
         """Remove a schedule; its jobs stay."""
@@ -83,10 +94,17 @@ class Schedules:
         await self._visible(caller, name)
         return await self._store.pause(caller.tenant, name, who=caller.subject, reason=check_reason(reason))
 
-    async def resume(self, caller: Identity, name: str, *, reason: str) -> ScheduleView:
-        """Continue with the next occurrence from now on; occurrences missed meanwhile are skipped."""
+    async def resume(self, caller: Identity, name: str, *, reason: str, since: datetime | None = None) -> ScheduleView:
+        """Continue with the next occurrence from now on; occurrences missed meanwhile are skipped.
+
+        `since` is the `paused_at` of the pause to end. Raises VersionConflict if it was paused again since.
+        """
+        if since is not None:
+            check_aware(since, field="since")
         await self._visible(caller, name)
-        view = await self._store.resume(caller.tenant, name, who=caller.subject, reason=check_reason(reason))
+        view = await self._store.resume(
+            caller.tenant, name, who=caller.subject, reason=check_reason(reason), since=since
+        )
         self._wake()
         return view
 
@@ -146,8 +164,8 @@ class Schedules:
             ) from None
 
 
-def _is_named_after(name: str, topics: frozenset[str]) -> bool:
-    return any(name == topic or name.startswith(f"{topic}/") for topic in topics)
+def _is_named_after(name: str, topics: TopicSet) -> bool:
+    return name in topics or any(name.startswith(f"{topic}/") for topic in topics.names)
 
 
 async def _list(timing: Timing, first: datetime, ends_at: datetime | None, count: int) -> list[datetime]:

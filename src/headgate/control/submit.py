@@ -8,20 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from headgate.control.payload_check import PayloadCheck
 from headgate.control.ports import Account, Rows, SubmitQueue, SubmitStore
+from headgate.control.rate_limits import RateLimits
+from headgate.control.tenant_limits import TenantLimits
 from headgate.domain import limits
-from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, OutcomeUnknown, QuotaExceeded, TooLarge
+from headgate.domain.errors import (
+    Conflict,
+    HeadgateError,
+    InvalidInput,
+    OutcomeUnknown,
+    PayloadMismatch,
+    QuotaExceeded,
+    TooLarge,
+)
 from headgate.domain.identity import Identity, PermissionDenied
 from headgate.domain.ids import JobId, are_job_ids
 from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.pacing import Pace
+from headgate.domain.rate_limits import RateClass
 from headgate.domain.states import SubmitReceipt
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_priority, check_topic
 
+PAYLOAD_HINT = "store the data elsewhere and send a reference; the limit is payload_max of the server, at most 1 MiB"
 JOB_BYTES = 200
 """What a job that waits keeps in memory besides its payload."""
 CALL_BYTES = 4_000
@@ -66,7 +81,7 @@ class ReadJob(Protocol[Job_contra]):
     """How a transport's message becomes a submission; raises InvalidInput naming the field."""
 
     def __call__(
-        self, job: Job_contra, /, *, tenant: str, sees: frozenset[str] | None, make_id: Callable[[], JobId]
+        self, job: Job_contra, /, *, tenant: str, sees: TopicSet | None, make_id: Callable[[], JobId]
     ) -> Submission: ...
 
 
@@ -84,9 +99,22 @@ class Submits(Generic[Rows, Account]):
     """Submit for a caller, by its rights and within what may wait."""
 
     def __init__(
-        self, store: SubmitStore[Rows], queue: SubmitQueue[Rows, Account], *, make_id: Callable[[], JobId]
+        self,
+        store: SubmitStore[Rows],
+        queue: SubmitQueue[Rows, Account],
+        *,
+        make_id: Callable[[], JobId],
+        payload_max: int = limits.PAYLOAD_MAX_BYTES,
+        payloads: PayloadCheck | None = None,
+        rates: RateLimits | None = None,
+        tenants: TenantLimits | None = None,
+        refused: Counter[str] | None = None,
     ) -> None:
+        """`refused` counts the jobs that were not taken, by the code of the error."""
         self._store, self._queue, self._make_id = store, queue, make_id
+        self._payload_max, self._rates, self._tenants = payload_max, rates or RateLimits(), tenants or TenantLimits()
+        self.payloads = payloads or PayloadCheck(store.schemas_of, store.payload_sizes_of)
+        self._refused: Counter[str] = Counter() if refused is None else refused
 
     def stream_account(self) -> Account:
         """What one stream has waiting, counted apart from other streams and calls."""
@@ -94,10 +122,19 @@ class Submits(Generic[Rows, Account]):
 
     async def one(self, caller: Identity, job: Job, read: ReadJob[Job], *, plain: bool) -> SubmitResult:
         """Submit one job and wait for its commit; `plain` says that it has no options."""
+        try:
+            return await self._one(caller, job, read, plain=plain)
+        except HeadgateError as error:
+            self._refused[error.code] += 1
+            raise
+
+    async def _one(self, caller: Identity, job: Job, read: ReadJob[Job], *, plain: bool) -> SubmitResult:
         account = self._queue.account_of_calls(caller.tenant)
         size = len(job.payload) + CALL_BYTES
         self._queue.admit(1, size, account)
-        if plain and len(job.payload) <= limits.PAYLOAD_MAX_BYTES and are_job_ids((job.id,)):
+        self._rates.take(caller, RateClass.SUBMIT)
+        self._tenants.take(caller.tenant, 1)
+        if plain and len(job.payload) <= self._payload_max and are_job_ids((job.id,)):
             caller.allowed([check_topic(job.topic)])
             job_id = job.id
             rows = await self._store.fill_plain(
@@ -107,15 +144,26 @@ class Submits(Generic[Rows, Account]):
             submission = self.submission(caller, job, read)
             job_id = submission.id.bytes
             rows = await self._store.fill([submission])
+        if self._store.checks_payloads(caller.tenant):  # known only now: `fill` has looked the topic up
+            self.payloads.refuse(caller.tenant, job.topic, job.payload)
         answer = (await self._queue.submit(rows, size=size, account=account)).get(0)
         if answer is not None and answer.error is not None:
             raise answer.error
-        return _result(0, job_id, answer)
+        return self._result(0, job_id, answer)
 
     async def many(
         self, caller: Identity, jobs: Sequence[Job], read: ReadJob[Job], *, atomic: bool
     ) -> list[SubmitResult]:
         """Submit many jobs and wait for their commit: a result for each, in order; `atomic`: all or nothing."""
+        try:
+            return await self._many(caller, jobs, read, atomic=atomic)
+        except HeadgateError as error:
+            self._refused[error.code] += len(jobs)
+            raise
+
+    async def _many(
+        self, caller: Identity, jobs: Sequence[Job], read: ReadJob[Job], *, atomic: bool
+    ) -> list[SubmitResult]:
         if not jobs:
             raise InvalidInput("jobs", "is empty; give at least one job")
         _check_count(len(jobs))
@@ -125,13 +173,18 @@ class Submits(Generic[Rows, Account]):
         size = sum(len(job.payload) for job in jobs) + JOB_BYTES * len(jobs) + CALL_BYTES
         # Before anything is asked of the database, and counted while new names are stored there.
         with self._queue.holding(len(jobs), size, account):
+            self._rates.take(caller, RateClass.SUBMIT, len(jobs))
+            self._tenants.take(caller.tenant, len(jobs))
             rows, indexes, ids, results = await self._fill(caller, jobs, read, first=0)
+        if atomic and results and isinstance(mismatch := results[0].error, PayloadMismatch):
+            raise mismatch.within(f"jobs[{results[0].index}].")
         if atomic and results:
             raise InvalidInput(f"jobs[{results[0].index}]", str(results[0].error), hint="nothing was submitted")
+        self._count(results)
         if rows is not None:
             write = self._write_atomic if atomic else self._write_parts
             answers = await write(rows, account)
-            results += [_result(index, ids[row], answers.get(row)) for row, index in enumerate(indexes)]
+            results += [self._result(index, ids[row], answers.get(row)) for row, index in enumerate(indexes)]
         return sorted(results, key=lambda one: one.index)
 
     async def frame(
@@ -151,6 +204,30 @@ class Submits(Generic[Rows, Account]):
         After the commit `done` gets the jobs that were not created with the id they were sent with; `failed` is called
         instead if nothing was written. Raises when the frame is refused as a whole: then neither is called.
         """
+        count = len(jobs) + (0 if plain is None else len(plain.ids))
+
+        def not_written(error: HeadgateError) -> None:
+            self._refused[error.code] += count
+            failed(error)
+
+        try:
+            await self._frame(caller, plain, jobs, read, account, done=done, failed=not_written, declared=declared)
+        except HeadgateError as error:
+            self._refused[error.code] += count
+            raise
+
+    async def _frame(
+        self,
+        caller: Identity,
+        plain: PlainJobs | None,
+        jobs: Sequence[Job],
+        read: ReadJob[Job],
+        account: Account,
+        *,
+        done: Callable[[list[SubmitResult]], None],
+        failed: Callable[[HeadgateError], None],
+        declared: JobRules | None,
+    ) -> None:
         if plain is None and not jobs:
             raise InvalidInput("frame", "carries no jobs; give plain or jobs")
         first = 0 if plain is None else _check_plain_counts(plain)  # before anything is made of each of them
@@ -159,17 +236,22 @@ class Submits(Generic[Rows, Account]):
             size += sum(map(len, plain.payloads))
         # Before anything else is done with it: under overload, refusing must cost little.
         self._queue.admit(first + len(jobs), size, account)
+        self._rates.take(caller, RateClass.SUBMIT, first + len(jobs))
+        self._tenants.take(caller.tenant, first + len(jobs))
         rows: Rows | None = None
         indexes, ids, refused = list[int](), list[bytes](), list[SubmitResult]()
         if plain is not None:
             try:
                 rows = await self._fill_plain(caller, plain, declared)
                 indexes, ids = list(range(first)), list(plain.ids)
+                if self._store.checks_payloads(caller.tenant, plain.topic):
+                    rows, indexes, refused = await self._matching(caller, plain, rows)
+                    ids = [ids[index] for index in indexes]
             except (InvalidInput, PermissionDenied, QuotaExceeded) as error:
                 if not jobs:
                     raise
                 # Another caller's jobs may share the frame: they are not refused for this.
-                refused = [_refusal(index, error) for index in range(first)]
+                refused = [self._refusal(index, error) for index in range(first)]
         if jobs:
             others, other_indexes, other_ids, bad = await self._fill(caller, jobs, read, first=first)
             refused += bad
@@ -181,18 +263,21 @@ class Submits(Generic[Rows, Account]):
                 else:
                     rows.extend(others)
         if rows is None:
+            self._count(refused)
             done(refused)
             return
         # The producer knows the ids that it has sent; the reply must contain those that were made here.
         unnamed = {first + position for position, job in enumerate(jobs) if not job.id}
 
         def committed(answers: Mapping[int, SubmitAnswer]) -> None:
-            results = [_result(indexes[row], ids[row], answer) for row, answer in answers.items()]
+            results = [self._result(indexes[row], ids[row], answer) for row, answer in answers.items()]
             results += [
                 SubmitResult(index, ids[row])
                 for row, index in enumerate(indexes)
                 if index in unnamed and row not in answers
             ]
+            if refused:
+                self._count(refused)
             done([*results, *refused])
 
         self._queue.put(rows, size, account, done=committed, failed=failed)
@@ -201,6 +286,8 @@ class Submits(Generic[Rows, Account]):
         """Read a job with options, of a topic that the caller's token permits."""
         submission = read(job, tenant=caller.tenant, sees=caller.topics, make_id=self._make_id)
         caller.allowed([submission.topic])
+        if (size := len(submission.payload)) > self._payload_max:
+            raise TooLarge("payload", size=size, limit=self._payload_max, hint=PAYLOAD_HINT)
         return submission
 
     async def _fill_plain(self, caller: Identity, plain: PlainJobs, declared: JobRules | None) -> Rows:
@@ -219,9 +306,8 @@ class Submits(Generic[Rows, Account]):
             )
         if not are_job_ids(plain.ids):
             raise InvalidInput("plain.ids", "must each be the 16 bytes of a UUID of version 7")
-        longest = max(map(len, plain.payloads), default=0)
-        if longest > limits.PAYLOAD_MAX_BYTES:
-            raise TooLarge("payload", size=longest, limit=limits.PAYLOAD_MAX_BYTES)
+        if (size := max(map(len, plain.payloads))) > self._payload_max:
+            raise TooLarge("payload", size=size, limit=self._payload_max, hint=PAYLOAD_HINT)
         for priority in set(plain.priorities):
             check_priority(priority)
         return await self._store.fill_plain(
@@ -234,6 +320,15 @@ class Submits(Generic[Rows, Account]):
             unset_priorities=plain.unset_priorities,
             declared=declared,
         )
+
+    async def _matching(
+        self, caller: Identity, plain: PlainJobs, rows: Rows
+    ) -> tuple[Rows | None, list[int], list[SubmitResult]]:
+        """Of plain jobs of a topic with a schema or size: rows that fit it, their indexes, a result for each other."""
+        bad = await self.payloads.mismatches(caller.tenant, [(plain.topic, payload) for payload in plain.payloads])
+        left = [index for index in range(len(plain.ids)) if index not in bad]
+        refused = [self._refusal(index, error) for index, error in bad.items()]
+        return (rows.pick(left) if left else None) if bad else rows, left, refused
 
     async def _fill(
         self, caller: Identity, jobs: Sequence[Job], read: ReadJob[Job], *, first: int
@@ -248,10 +343,13 @@ class Submits(Generic[Rows, Account]):
                 good.append(self.submission(caller, job, read))
                 indexes.append(index)
             except HeadgateError as error:
-                refused.append(_refusal(index, error))
-        over = await self._store.refusals(caller.tenant, good) if good else {}
+                refused.append(self._refusal(index, error))
+        over = dict(await self._store.refusals(caller.tenant, good)) if good else {}
+        if good and self._store.checks_payloads(caller.tenant):
+            payloads = [(job.topic, job.payload) for job in good]
+            over = {**await self.payloads.mismatches(caller.tenant, payloads), **over}
         if over:
-            refused += [_refusal(indexes[row], error) for row, error in over.items()]
+            refused += [self._refusal(indexes[row], error) for row, error in over.items()]
             left = [row for row in range(len(good)) if row not in over]
             good, indexes = [good[row] for row in left], [indexes[row] for row in left]
         rows = await self._store.fill(good) if good else None
@@ -266,7 +364,7 @@ class Submits(Generic[Rows, Account]):
                 raise answer.error
             if answer.receipt is SubmitReceipt.CONFLICT:
                 raise Conflict(f"jobs[{row}], and so nothing was submitted", first=answer.job_id)
-        self._queue.submitted(rows)
+        self._queue.submitted(rows, answers)
         return answers
 
     async def _write_parts(self, rows: Rows, account: Account) -> Mapping[int, SubmitAnswer]:
@@ -290,20 +388,34 @@ class Submits(Generic[Rows, Account]):
             for row, answer in answers.items()
         }
 
+    def _result(self, index: int, sent: bytes, answer: SubmitAnswer | None) -> SubmitResult:
+        if answer is None:
+            return SubmitResult(index, sent)
+        error = answer.error
+        if error is None and answer.receipt is SubmitReceipt.CONFLICT:
+            error = Conflict("the id or key is in use", first=answer.job_id)
+        if error is not None:
+            self._refused[error.code] += 1
+        return SubmitResult(index, answer.job_id.bytes, answer.receipt, error)
 
-def _result(index: int, sent: bytes, answer: SubmitAnswer | None) -> SubmitResult:
-    if answer is None:
-        return SubmitResult(index, sent)
-    error = answer.error
-    if error is None and answer.receipt is SubmitReceipt.CONFLICT:
-        error = Conflict("the id or key is in use", first=answer.job_id)
-    return SubmitResult(index, answer.job_id.bytes, answer.receipt, error)
+    def _count(self, refused: Iterable[SubmitResult]) -> None:
+        """Count refused jobs: once, with the answer, which is one error if the rest is not written either."""
+        for one in refused:
+            if one.error is not None:
+                self._refused[one.error.code] += 1
+
+    @staticmethod
+    def _refusal(index: int, error: HeadgateError) -> SubmitResult:
+        """A job that was refused before it reached the database; counted when its caller is answered."""
+        # Without its traceback, which leads back to the request and would keep all of it in memory.
+        return SubmitResult(index, b"", SubmitReceipt.REFUSED, error.with_traceback(None))
 
 
-def _refusal(index: int, error: HeadgateError) -> SubmitResult:
-    """A job that was refused before it reached the database."""
-    # Without its traceback, which leads back to the request and would keep all of it in memory.
-    return SubmitResult(index, b"", SubmitReceipt.REFUSED, error.with_traceback(None))
+def taken(result: SubmitResult) -> SubmitResult:
+    """The result of one job that was submitted alone. Raises Conflict if its id or key has another payload."""
+    if result.receipt is SubmitReceipt.CONFLICT and result.error is not None:
+        raise result.error
+    return result
 
 
 def _check_plain_counts(plain: PlainJobs) -> int:

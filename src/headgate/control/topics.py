@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headgate.control.ports import TopicStore
+from headgate.control.topic_policies import operator_values
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import Identity
@@ -23,7 +24,6 @@ from headgate.domain.topic_rules import (
     SOURCE_MAX_CHARS,
     Declaration,
     checked_declaration,
-    default_of,
     pair_of,
 )
 from headgate.domain.validation import check_text, check_topic, check_worker_id
@@ -57,8 +57,7 @@ class Topics:
 
     async def page(self, identity: Identity, *, after: str = "", limit: int = 100) -> tuple[list[TopicView], str]:
         """A page by name, and the name after which the next one begins; empty on the last page."""
-        names = None if identity.topics is None else sorted(identity.topics)
-        found = await self._store.list_topics(identity.tenant, names=names, after=after, limit=limit)
+        found = await self._store.list_topics(identity.tenant, topics=identity.topics, after=after, limit=limit)
         return await self._with_conflicts(identity, found), found[-1].name if len(found) == limit else ""
 
     async def get(self, identity: Identity, name: str) -> TopicView:
@@ -77,14 +76,7 @@ class Topics:
         reason: str = "",
     ) -> TopicView:
         """Set the values given, as an operator, and leave the others; a topic that does not exist is created."""
-        identity.allowed([check_topic(name)])
-        wanted = dict(changes)
-        for one in clear:
-            if one not in NAMES:
-                raise InvalidInput("clear", f'no setting "{one}"', hint=", ".join(NAMES))
-            if one in wanted:
-                raise InvalidInput("clear", f'"{one}" is also given a value', hint="set it or clear it")
-            wanted[one] = default_of(one)
+        wanted = operator_values(identity, name, changes, clear=clear)
         view = await self._store.set_topic(
             identity.tenant,
             name,
