@@ -1,11 +1,11 @@
-"""Dispatch: from demand to claims, from outcomes to receipts. One of each per instance; composed in server.py.
+"""Dispatch: from demand to claims, from outcomes to receipts. One of each per instance; composed in server/.
 
 The actors
 - `session`, `sessions`: the connected workers; each owns its credit and what it holds. `delivery`: what they are sent.
   `session_rules`, `worker_calls`: what workers may ask for, on a stream and by single calls.
 - `demand`, `demands`: sessions that want the same share a claim. `watermark`, `sweeps`: where a claim need not look.
 - `claimer`: the only one that claims. It reserves credit, claims, deals, gives back.
-- `ticker`: one call a second finds what is due, pending or lapsed (`tick_times`: when; `watchdog`: not right after an
+- `ticker`: one call a second finds what is due, pending or expired (`tick_times`: when; `watchdog`: not right after an
   outage). `gate`: what is paused or quiet. `limit_timers`: topics that limits hold back.
 - `wakes`: what says that there may be work, here and to the other instances. `listener`: what they say.
 - `writer`: group writing. `submits` (with `locked`) and `outcomes` (with `outcome_writes`) are its two uses, `progress`

@@ -14,7 +14,7 @@ from random import uniform
 from typing import Final
 from uuid import UUID
 
-from headgate.dispatch.deadlines import without_late
+from headgate.dispatch.deadlines import Mismatch, startable
 from headgate.dispatch.delivery import Delivery
 from headgate.dispatch.demand import Demand
 from headgate.dispatch.demands import Demands
@@ -27,9 +27,11 @@ from headgate.dispatch.sweeps import SweepPace
 from headgate.domain import failpoints
 from headgate.domain.dispatching import Claimed, ClaimRequest
 from headgate.domain.errors import HeadgateError, StoreError
+from headgate.domain.histogram import ROWS, Histogram
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.outcomes import Outcome
+from headgate.domain.tallies import Tallies
 from headgate.domain.timestamps import unix_us
 
 log = logging.getLogger("headgate.dispatch")
@@ -59,11 +61,17 @@ class Claimer:
         abandon_unsent: Callable[[Delivery], None],
         end_late: Callable[[int, Sequence[tuple[UUID, int, Outcome]]], None],
         claim_limit: int = CLAIM_LIMIT,
+        tallies: Tallies | None = None,
+        trace: Callable[[Claimed, Sequence[int]], None] | None = None,
+        mismatch: Mismatch = lambda topic_no, payload: None,
     ) -> None:
+        """`trace` makes spans of claimed jobs with headers, given when each was submitted; None: it is off."""
         self._store, self._demands, self._gate, self._limit_timers = store, demands, gate, limit_timers
         self._abandon_unsent = abandon_unsent
-        self._end_late = end_late  # (tenant, outcomes) of jobs that were claimed after their deadline
+        self._end_late = end_late  # (tenant, outcomes) of jobs that were claimed and cannot start
         self._claim_limit = claim_limit
+        self._tallies, self._trace, self._mismatch = tallies or Tallies(), trace, mismatch
+        self.sizes = Histogram(ROWS)  # of the claims that found jobs
         self._sweeps = SweepPace()
         self._stopped = asyncio.Event()
         self.claims = self.claimed = self.errors = 0
@@ -138,9 +146,10 @@ class Claimer:
         if not self._demands.wakes or self._stopped.is_set():
             return None
         topic_no = rows.topic_nos[0]
-        for demand in self._demands.of_topic(topic_no):
+        for demand in self._demands.by_topic.get(topic_no, ()):
             # Without a snapshot seen it would look from the head, and go on so: submit_running_v1 returns none.
-            if demand.waits and demand.marks.seen is not None and not self._gate.is_paused(demand.tenant_no, topic_no):
+            waits = demand.credit and not demand.wake_pending and not demand.claiming and demand.marks.seen is not None
+            if waits and not (self._gate.paused and self._gate.is_paused(demand.tenant_no, topic_no)):
                 along = _SubmitAlong(rows)
                 try:
                     await self._claim_for(demand, along)
@@ -171,6 +180,14 @@ class Claimer:
             topics = tuple(no for no in topics if not self._gate.is_paused(demand.tenant_no, no))
             if not topics:
                 demand.wake_pending = False  # a resume wakes it again
+                demand.passed_over()
+                return 0
+        limited = self._demands.names.consumers
+        if limited and not self._demands.places_valid():  # others may have the places of these sessions by now
+            topics = tuple(no for no in topics if no not in limited)
+            if not topics:
+                demand.wake_pending = False  # valid places wake it again
+                demand.passed_over()
                 return 0
         runs = demand.reserve(demand.most(self._claim_limit))
         asked = sum(count for _, count in runs)
@@ -205,21 +222,27 @@ class Claimer:
                 got = await self._store.claim(request)
             else:
                 along.answers, got = await self._store.submit_and_claim(along.rows, request)
-            self._sweeps.claimed(asyncio.get_running_loop().time() - began, swept=sweep)
+            spent = asyncio.get_running_loop().time() - began
+            self._sweeps.claimed(spent, swept=sweep)
             if failpoints.armed:
                 await failpoints.armed.reach("claim.before_send")
             self._learn(demand, got, asked=asked, topics=topics, hints=hints, from_head=from_head)
             # Only a job with headers can have a deadline.
             late = any(got.headers) or None in got.payloads
+            created_us = [unix_us(at) for at in got.created_ats]
+            if created_us:
+                self._count(got, created_us, demand.lease_ms, spent)
+            if self._trace is not None and late:  # so some job has headers
+                self._trace(got, created_us)
             for session, count in runs:
-                stop = min(dealt + count, len(got))
+                stop = min(dealt + count, len(got.ids))
                 if stop == dealt:
                     break
-                delivery = _delivery(demand, got, slice(dealt, stop))
+                delivery = _delivery(demand, got, slice(dealt, stop), created_us)
                 ends: Sequence[tuple[UUID, int, Outcome]] = ()
                 if late:
-                    delivery, ends = without_late(delivery)
-                if delivery and (session in demand.revoked or not session.deliver(delivery)):
+                    delivery, ends = startable(delivery, self._mismatch)
+                if delivery.ids and (session in demand.revoked or not session.deliver(delivery)):
                     self._abandon_unsent(delivery)
                 dealt = stop
                 if ends:
@@ -232,8 +255,9 @@ class Claimer:
                 error.add_note(f"in a claim for tenant {demand.tenant_no}, topics {demand.topic_nos}")
             demand.from_head, demand.sweep = demand.from_head or from_head, demand.sweep or sweep
             demand.look_for(hints)
-            if got is not None and dealt < len(got):
-                self._abandon_unsent(_delivery(demand, got, slice(dealt, len(got))))
+            if got is not None and dealt < len(got.ids):
+                created_us = [unix_us(at) for at in got.created_ats]
+                self._abandon_unsent(_delivery(demand, got, slice(dealt, len(got.ids)), created_us))
             raise
         finally:
             demand.claiming = False
@@ -260,8 +284,8 @@ class Claimer:
         from_head: bool,
     ) -> None:
         """Note what a claim says about where the next one need not look, and whether there is more."""
-        self.claimed += len(got)
-        was_saturated, demand.saturated = demand.saturated, len(got) == asked
+        self.claimed += len(got.ids)
+        was_saturated, demand.saturated = demand.saturated, len(got.ids) == asked
         if was_saturated and not demand.saturated:
             for session in demand.members:
                 session.send_receipts()
@@ -277,26 +301,40 @@ class Claimer:
             from_head=from_head,
             news=got.news,
         )
-        demand.weighed(got.payloads)
+        if got.payloads:
+            demand.expect(sum(map(len, filter(None, got.payloads))) / len(got.payloads))  # None: see deadlines.py
         if got.waits:
             self._limit_timers.set(got.waits)
+
+    def _count(self, got: Claimed, created_us: Sequence[int], lease_ms: int, spent: float) -> None:
+        """Count a claim, and what its jobs have waited.
+
+        The lease begins within the call, by the clock of the database, and the jobs are handed over after it. So all of
+        the call counts: the wait is at most that much too long, and never too short.
+        """
+        due_us = created_us
+        if any(got.run_ats):
+            due_us = [
+                created if run_at is None else unix_us(run_at)
+                for created, run_at in zip(created_us, got.run_ats, strict=True)
+            ]
+        claimed_us = unix_us(got.lease_untils[0]) - lease_ms * 1000
+        self.sizes.observe(len(due_us))
+        self._tallies.claimed(got.topic_nos, due_us, claimed_us + int(spent * 1_000_000))
 
     def _ranges(self, demand: Demand, topics: Sequence[int], *, from_head: bool, sweep: bool) -> KeyRanges:
         if from_head:
             return KeyRanges.whole(topics)
         mark = demand.marks
-        # On an ageing topic the bonus of a high priority is part of the rank: new jobs land below any mark.
-        # On a topic with lines by key, jobs are let in at the rank they had before they waited.
-        names = self._demands.names
-        ageing = [no for no in topics if names.is_ageing(no) or names.is_keyed(no)]
-        strict = [no for no in topics if no not in ageing] if ageing else topics
+        below = [no for no in topics if self._demands.names.may_rank_below(no)]
+        strict = [no for no in topics if no not in below] if below else topics
         ranges = mark.ranges(strict, sweep_us=self._sweeps.stretch_us(mark.span_us) if sweep else 0)
-        for topic_no in ageing:
+        for topic_no in below:
             ranges.add(topic_no, LOWEST, HIGHEST)
         return ranges
 
 
-def _delivery(demand: Demand, got: Claimed, part: slice) -> Delivery:
+def _delivery(demand: Demand, got: Claimed, part: slice, created_us: Sequence[int]) -> Delivery:
     return Delivery(
         tenant_no=demand.tenant_no,
         lease_ms=demand.lease_ms,
@@ -306,7 +344,7 @@ def _delivery(demand: Demand, got: Claimed, part: slice) -> Delivery:
         attempts=got.attempts[part],
         max_attempts=got.max_attempts[part],
         priorities=got.priorities[part],
-        created_us=[unix_us(at) for at in got.created_ats[part]],
+        created_us=created_us[part],
         lease_until_us=unix_us(got.lease_untils[part][0]),
         headers=got.headers[part],
         payloads=got.payloads[part],

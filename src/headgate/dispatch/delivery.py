@@ -91,6 +91,7 @@ class ControlFrame:
     error: HeadgateError | None = None
     error_seq: int = 0  # of the outcomes that the error is about
     quieted: bool = False
+    standby: Sequence[str] | None = None  # topics that it gets no jobs of for now; None: says nothing about it
 
     @property
     def weight(self) -> int:

@@ -52,39 +52,23 @@ class Demand:
     job_bytes: float = UNKNOWN_BYTES  # what a job lately weighed: rises at once, falls slowly
     # Sessions that withdrew while a claim in flight may have reserved credit of theirs; True: it is granted again.
     revoked: dict[WorkerSession, bool] = field(default_factory=dict)
+    wanted: Wanted = field(init=False)  # what its sessions ask for
+
+    def __post_init__(self) -> None:
+        self.wanted = self.topic_nos, self.lease_ms, self.unknown
 
     def most(self, limit: int) -> int:
         """How many jobs to ask for at once, at most `limit`: about as many as make CLAIM_BYTES."""
         return max(1, min(limit, int(CLAIM_BYTES / max(1.0, self.job_bytes))))
-
-    def weighed(self, payloads: Sequence[bytes]) -> None:
-        """Jobs came, and weighed this."""
-        if payloads:
-            self.expect(sum(map(len, filter(None, payloads))) / len(payloads))  # None: see deadlines.py
 
     def expect(self, mean_bytes: float) -> None:
         """Jobs of this weight were seen: claimed just now, or submitted here."""
         self.job_bytes = max(mean_bytes, (self.job_bytes + mean_bytes) / 2)
 
     @property
-    def wanted(self) -> Wanted:
-        """What its sessions ask for."""
-        return self.topic_nos, self.lease_ms, self.unknown
-
-    @property
-    def unused(self) -> bool:
-        """It has no sessions, and no claim for it is in flight."""
-        return not self.members and not self.claiming
-
-    @property
     def wants_claim(self) -> bool:
         """It has credit, there may be work, and no claim for it is in flight."""
         return bool(self.credit and self.topic_nos) and self.wake_pending and not self.claiming
-
-    @property
-    def waits(self) -> bool:
-        """It has credit, has looked, and knows of no work."""
-        return bool(self.credit) and not self.wake_pending and not self.claiming
 
     @property
     def busy(self) -> bool:
@@ -98,8 +82,13 @@ class Demand:
         self.credit += count
         self.members.add(session)
         self.wake_pending, self.delayed = self.wake_pending or self.delayed, False
-        if before == 0:
+        if before == 0 and count:
             self.sessions.append(session)
+
+    def join(self, session: WorkerSession) -> None:
+        """Keep the demand and its watermark for a session that asks for nothing at this moment."""
+        self.members.add(session)
+        session.credit.setdefault(self, 0)
 
     def look_for(self, job_ids: Iterable[UUID]) -> None:
         """These jobs may lie below the watermark: the next claim asks for them by their ids."""
@@ -157,6 +146,8 @@ class Demand:
                 session.credit[self] += count - took
                 self.credit += count - took
                 (served if took else unserved).append(session)
+                if not took and session.awaits_look:
+                    session.looked()
         if unserved or served:
             asked = {session for session, _ in runs}
             self.sessions = deque(
@@ -164,6 +155,12 @@ class Demand:
                 for session in (*(one for one in self.sessions if one not in asked), *unserved, *served)
                 if session.credit[self]
             )
+
+    def passed_over(self) -> None:
+        """Nothing can be claimed for it now: calls that only want a look are over."""
+        for session in self.sessions:
+            if session.awaits_look:
+                session.looked()
 
     def forget(self, session: WorkerSession, *, keep: bool = False) -> int:
         """A session has ended, or takes no more: its credit is revoked. Returns how much that was.

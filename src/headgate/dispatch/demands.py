@@ -6,7 +6,7 @@ Only the claimer spends credit. Everything here is in memory and synchronous: no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
 from headgate.dispatch.delivery import Delivery, Wanted
@@ -29,20 +29,19 @@ class Demands:
         self.names, self._times = names, times
         self.wakes = wakes  # off: only the tick finds work (for tests, and as proof that it suffices)
         self.by_wanted: dict[tuple[int, Wanted], Demand] = {}
-        self.by_topic: dict[int, set[Demand]] = {}
+        self.by_topic: dict[int, set[Demand]] = {}  # those that want jobs of a topic
         self._by_name: dict[tuple[int, str], set[Demand]] = {}  # of topics that do not exist yet: tenant, name
         self._mean_bytes: dict[int, float] = {}  # by topic: the mean size of jobs that were submitted here
         self.woken = asyncio.Event()  # some demand may have work
+        # Set by consumers.py: a session wants a place that it does not have, or leaves one; whether places are valid.
+        self.on_standby: Callable[[], None] = lambda: None
+        self.places_valid: Callable[[], bool] = lambda: True
 
     def __iter__(self) -> Iterator[Demand]:
         return iter(tuple(self.by_wanted.values()))
 
     def __len__(self) -> int:
         return len(self.by_wanted)
-
-    def of_topic(self, topic_no: int) -> Collection[Demand]:
-        """The demands that want jobs of this topic."""
-        return self.by_topic.get(topic_no, ())
 
     def topics_with_credit(self) -> list[int]:
         """The topics for which some session would take a job now."""
@@ -65,11 +64,12 @@ class Demands:
 
         Nothing is read or written for it: a topic that does not exist is remembered by name until it appears.
         """
-        wanted = self._resolved(session.tenant_no, (), lease_ms, topics)
+        resolved = self._resolved(session.tenant_no, (), lease_ms, topics)
+        wanted = self._permitted(session, resolved) if self.names.consumers else resolved
         demand = self.by_wanted.get((session.tenant_no, wanted))
         if demand not in session.credit and wanted not in session.kept:  # rarely: it has not asked for this before
             self._check_session(session, wanted)
-        self.grant(session, wanted[0], lease_ms, count, wanted[2])
+        self._grant(session, resolved if session.quiet else wanted, count)
 
     def _check_session(self, session: WorkerSession, wanted: Wanted) -> None:
         most, names = limits.SESSION_DEMANDS_MAX, limits.SESSION_UNKNOWN_TOPICS_MAX
@@ -98,13 +98,18 @@ class Demands:
 
         One that has ended gets none; that of a quiet one is kept aside.
         """
+        wanted = self._resolved(session.tenant_no, topic_nos, lease_ms, unknown)
+        if self.names.consumers and not session.quiet:
+            wanted = self._permitted(session, wanted)
+        self._grant(session, wanted, count)
+
+    def _grant(self, session: WorkerSession, wanted: Wanted, count: int) -> None:
         if session.ended is not None:
             return
-        wanted = self._resolved(session.tenant_no, topic_nos, lease_ms, unknown)
         if session.quiet:
             session.kept[wanted] = session.kept.get(wanted, 0) + count
             return
-        session.on_capacity = self._has_capacity
+        session.on_capacity = self.look
         demand = self.by_wanted.get((session.tenant_no, wanted))
         if demand is None:
             demand = self._new_demand(session.tenant_no, wanted)
@@ -120,6 +125,34 @@ class Demands:
         numbers = {*topic_nos, *(no for no in found if no is not None)}
         unknown = () if None not in found else (name for name, no in zip(names, found, strict=True) if no is None)
         return tuple(sorted(numbers)), lease_ms, tuple(sorted(unknown))
+
+    def _permitted(self, session: WorkerSession, wanted: Wanted) -> Wanted:
+        """Topics with a maximum of consumers of which the session has no place are in it by name only."""
+        limited = self.names.consumers
+        if not limited:
+            return wanted
+        topic_nos, lease_ms, unknown = wanted
+        waits = {limited[no] for no in topic_nos if no in limited and no not in session.places}
+        if not waits:
+            return wanted
+        if not waits.issubset(session.standby):
+            self.on_standby()
+        others = tuple(no for no in topic_nos if limited.get(no) not in waits)
+        return others, lease_ms, tuple(sorted(waits.union(unknown)))
+
+    def reassign(self, session: WorkerSession) -> None:
+        """The places of a session have changed: its credit goes to demands with what it may receive now."""
+        for demand in tuple(session.credit):
+            resolved = self._resolved(session.tenant_no, demand.topic_nos, demand.lease_ms, demand.unknown)
+            if self._permitted(session, resolved) != demand.wanted:
+                count = demand.forget(session, keep=True)
+                self.drop_unused(demand)
+                self.grant(session, demand.topic_nos, demand.lease_ms, count, demand.unknown)
+
+    def lease_ms_of(self, tenant_no: int, topics: Sequence[str]) -> int:
+        """The longest lease of these topics, in milliseconds; 0: none of them has one."""
+        leases = self.names.leases.get(tenant_no)
+        return max((leases.get(name, 0) for name in topics), default=0) if leases else 0
 
     def _new_demand(self, tenant_no: int, wanted: Wanted) -> Demand:
         topic_nos, _, unknown = wanted
@@ -148,7 +181,7 @@ class Demands:
         credit = [(session, demand.forget(session, keep=True)) for session in tuple(demand.members)]
         self.drop_unused(demand)
         for session, count in credit:
-            if count:
+            if count or session.places:  # a consumer that is busy keeps its place
                 self.grant(session, demand.topic_nos, demand.lease_ms, count, demand.unknown)
 
     def withdraw(self, session: WorkerSession) -> None:
@@ -182,6 +215,8 @@ class Demands:
 
         `keep`: what a claim in flight has reserved for it is granted again when that is over.
         """
+        if session.places and not session.single_call:  # the place of a call is that of its worker, which keeps it
+            self.on_standby()
         revoked: list[tuple[Wanted, int]] = []
         for demand in tuple(session.credit):
             revoked.append((demand.wanted, demand.forget(session, keep=keep)))
@@ -193,7 +228,7 @@ class Demands:
 
     def drop_unused(self, demand: Demand) -> None:
         """Forget a demand without sessions, if no claim for it is in flight."""
-        if not demand.unused:
+        if demand.members or demand.claiming:
             return
         self.by_wanted.pop((demand.tenant_no, demand.wanted), None)
         for topic_no in demand.topic_nos:
@@ -233,8 +268,8 @@ class Demands:
             demand.wake_pending = demand.from_head = True
         self.woken.set()
 
-    def _has_capacity(self, session: WorkerSession) -> None:
-        """A session that was full takes jobs again: what it waits for may be claimed."""
+    def look(self, session: WorkerSession) -> None:
+        """What a session waits for may be claimed: it was full, or it asks seldom and may have missed wakes."""
         for demand in session.credit:
             demand.wake_pending = True
         self.woken.set()

@@ -1,6 +1,6 @@
 """The gate: what is paused and which workers are quiet, as this instance knows it.
 
-The control rows are the truth: each claim checks them in the database, and each tick reads them. The gate saves the
+The control rows decide: each claim checks them in the database, and each tick reads them. The gate saves the
 claims that would find nothing, and lets a verb that was served here take effect at once.
 """
 
@@ -24,7 +24,7 @@ class Gate:
         self.changes = 0  # by verbs that were served here: a tick that was under way meanwhile knows less
 
     def is_paused(self, tenant_no: int, topic_no: int) -> bool:
-        """A set look-up. The claim's own check is the truth."""
+        """A set look-up. The claim's own check decides."""
         paused = self.paused
         return bool(paused) and not paused.isdisjoint({(0, 0), (tenant_no, 0), (tenant_no, topic_no)})
 

@@ -16,6 +16,7 @@ from uuid import UUID
 from headgate.dispatch.ports import LeaseStore
 from headgate.dispatch.turns import Turns
 from headgate.domain.dispatching import LostLeases, Renewal
+from headgate.domain.topic_sets import TopicSet
 
 ROWS_AT_ONCE: Final = 2_000
 
@@ -30,6 +31,15 @@ class LeaseCalls:
         self._store = store
         self.turns = Turns("heartbeats")
 
+    async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The topics of jobs; without those that do not exist."""
+        found: dict[UUID, str] = {}
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            some = ids[start : start + ROWS_AT_ONCE]
+            async with self.turns.turn(tenant_no, len(some)):
+                found |= await self._store.topics_of(tenant_no, some)
+        return found
+
     async def renew(
         self,
         tenant_no: int,
@@ -37,7 +47,7 @@ class LeaseCalls:
         ids: Sequence[UUID],
         epochs: Sequence[int],
         *,
-        topics: frozenset[str] | None,
+        topics: TopicSet | None,
         declared: bool = False,
     ) -> dict[tuple[int, UUID, int], Renewal]:
         """Push leases forward, in one statement for each two thousand; what is out of the ordinary, by job and epoch.

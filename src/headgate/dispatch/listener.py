@@ -1,7 +1,7 @@
 """Listens to the wakes of other instances, and follows them at a bounded rate.
 
 Every user of the database can send notifications, so they cost a bounded amount of work. A wake says where to look
-sooner, never what is there: the rows are the truth (ADR 12). So a false one costs a claim that finds nothing, and a
+sooner, never what is there: the rows decide (ADR 12). So a false one costs a claim that finds nothing, and a
 missing one the time to the next tick. The first wake after a quiet time is followed at once; those that come within
 20 ms of it are followed together. However many are sent, an instance looks 70 times a second at most.
 

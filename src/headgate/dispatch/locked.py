@@ -61,7 +61,7 @@ class LockedRows:
         self,
         store: SubmitStore,
         *,
-        on_submitted: Callable[[SubmitRows], None],
+        on_submitted: Callable[[SubmitRows, Mapping[int, SubmitAnswer]], None],
         on_tried: Callable[[SubmitRows, Mapping[int, SubmitAnswer]], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,7 +124,7 @@ class LockedRows:
         write.take(answers)  # first: what was committed must not be sent again as new, whatever happens below
         self._on_tried(before, answers)
         if len(write.rows) < len(before):
-            self._on_submitted(before)
+            self._on_submitted(before, answers)
 
     async def run(self) -> None:
         """Until `stop`; then every caller has an answer. After a bug it is started again, with all that wait."""

@@ -30,7 +30,8 @@ from uuid import UUID
 
 from headgate.dispatch.lease_calls import ROWS_AT_ONCE, LeaseCalls
 from headgate.dispatch.periodic import wait_at_most
-from headgate.dispatch.session import ConnectionLost, Superseded, WorkerSession
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import ConnectionLost, Superseded
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.dispatching import LostLeases
@@ -170,7 +171,7 @@ class LostWorkers:
         if self._is_connected(lost.session) or (self._watchdog is not None and self._watchdog.closed_at >= before):
             lost.waited = 0.0
         else:
-            # Not a longer gap: this process, or its machine, stood still, and so did everyone who wanted to connect.
+            # Not a longer gap: this process, or its machine, stalled, and workers could not connect.
             lost.waited += min(now - before, 2 * LOOK_SECONDS)
         return lost.waited
 

@@ -11,8 +11,10 @@ from headgate.dispatch.delivery import Answer
 from headgate.dispatch.session import WorkerSession
 from headgate.domain.dispatching import Settled
 from headgate.domain.errors import HeadgateError
-from headgate.domain.outcomes import Outcome
-from headgate.domain.states import Receipt
+from headgate.domain.outcomes import Outcome, kind_of
+from headgate.domain.states import OutcomeKind, Receipt, State
+from headgate.domain.tallies import NO_MARK, Mark, Tallies
+from headgate.domain.topic_sets import TopicSet
 
 Done: TypeAlias = Callable[[Mapping[int, Answer]], None]
 """Takes the answers of a write, by row: those that are not simply applied as sent."""
@@ -31,7 +33,8 @@ class OutcomeWrite:
     failed: Callable[[HeadgateError], None]
     session: WorkerSession | None = None
     size: int = 0
-    topics: frozenset[str] | None = None  # jobs of other topics count as unknown, where unmatched
+    topics: TopicSet | None = None  # jobs of other topics count as unknown, where unmatched
+    marks: Mapping[UUID, Mark] | None = None  # how jobs were handed over, where no session knows it
     tries: int = 0  # how often these rows were found locked
     until: float = 0.0  # by the loop's clock: when they are not tried again any more
 
@@ -93,11 +96,50 @@ def is_locked(answer: Answer | None) -> bool:
 
 def undecided(
     write: OutcomeWrite, answers: Mapping[int, Answer], session: WorkerSession
-) -> dict[UUID, tuple[int, int, float, int]]:
+) -> dict[UUID, tuple[int, int, float, Mark]]:
     """What a session still holds because its outcome could not be written: as it is held now."""
     ids = [*write.ids, *(job_id for job_id, _, _ in write.others)]
     rows = [row for row, answer in answers.items() if isinstance(answer, HeadgateError) or is_locked(answer)]
     return {ids[row]: session.held[ids[row]] for row in rows if ids[row] in session.held}
+
+
+def release(write: OutcomeWrite, answers: Mapping[int, Answer]) -> list[Mark]:
+    """Let its session renew these no more, but for what is undecided; returns how each row was handed over."""
+    session, others = write.session, write.others
+    if session is None:
+        known = write.marks or {}
+        return [known.get(write.key(row)[1], NO_MARK) for row in range(write.rows)] if known else [NO_MARK] * write.rows
+    still = undecided(write, answers, session) if answers else {}
+    marks = session.settled(write.ids, write.epochs)
+    if others:
+        marks += session.settled([job_id for job_id, _, _ in others], [epoch for _, epoch, _ in others])
+    session.held.update(still)
+    return marks
+
+
+def tally(
+    tallies: Tallies, write: OutcomeWrite, marks: Sequence[Mark], answers: Mapping[int, Answer], now: float
+) -> None:
+    """Count what became of a write. Without answers all are completions that were applied: the hot path."""
+    first_other = len(write.ids)
+    if not answers and not write.others:
+        if marks:
+            tallies.settled(marks, OutcomeKind.COMPLETED, now)
+        return
+    applied: dict[OutcomeKind, list[Mark]] = {}
+    for row, mark in enumerate(marks):
+        answer = answers.get(row)
+        if isinstance(answer, HeadgateError):
+            tallies.receipts["error"] += 1
+        elif answer is not None and answer.receipt is not Receipt.APPLIED:
+            tallies.receipts[answer.receipt.label] += 1
+        else:
+            kind = OutcomeKind.COMPLETED if row < first_other else kind_of(write.others[row - first_other][2])
+            applied.setdefault(kind, []).append(mark)
+            if answer is not None and answer.state is State.DEAD:
+                tallies.died(mark)
+    for kind, theirs in applied.items():
+        tallies.settled(theirs, kind, now)
 
 
 def permitted(parts: Sequence[Part], known: Mapping[int, Mapping[UUID, str]]) -> list[Part]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -27,7 +28,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.delivery import Answer, Delivery
-from headgate.dispatch.outcome_writes import LOCKED, OutcomeWrite, Part, halves, is_locked, permitted, undecided
+from headgate.dispatch.outcome_writes import LOCKED, OutcomeWrite, Part, halves, is_locked, permitted, release, tally
 from headgate.dispatch.ports import OutcomeStore
 from headgate.dispatch.writer import Account, GroupWriter, TenantAccount
 from headgate.domain import failpoints
@@ -43,6 +44,7 @@ from headgate.domain.errors import (
 )
 from headgate.domain.outcomes import Abandon, Outcome
 from headgate.domain.states import Receipt, State
+from headgate.domain.tallies import Mark, Tallies
 
 log = logging.getLogger("headgate.dispatch")
 RETRIED = (StoreUnavailable, OutcomeUnknown, StoreBusy, StorageFull, ReadOnly)
@@ -81,14 +83,17 @@ class OutcomeWriter:
         on_due: Callable[[datetime], None] = lambda _: None,
         on_limit_opened: Callable[[set[int]], None] = lambda _: None,
         on_unblock: Callable[[], None] = lambda: None,
+        on_webhook: Callable[[], None] = lambda: None,
         unmatched: bool = False,
+        tallies: Tallies | None = None,
     ) -> None:
         """`unmatched`: for outcomes of jobs that were not given to their sender here."""
-        self._store = store
+        self._store, self._tallies = store, tallies or Tallies()
         self._on_returned = on_returned  # (tenant, job): a job is claimable again, maybe below the watermark
         self._on_final = on_final  # (tenant, job): a job has ended
         self._on_limit_opened = on_limit_opened  # topics in which a limit lets others start now
         self._on_unblock = on_unblock  # jobs that waited for some of these may be claimable
+        self._on_webhook = on_webhook  # events of some of these are to be delivered
         self._awaited = awaited  # whether anybody here waits for a result at all
         self._on_due = on_due  # when, by the database's clock, a job of this flush falls due again
         self._locked: set[tuple[int, UUID, int]] = set()  # (tenant, job, epoch): outcomes that are tried again
@@ -130,13 +135,20 @@ class OutcomeWriter:
         if failpoints.armed:
             failpoints.armed.touch("abandon_unsent.before_queue")
         back = [(job_id, epoch, Abandon()) for job_id, epoch in zip(delivery.ids, delivery.epochs, strict=True)]
-        self._settle_undelivered(delivery.tenant_no, back, "never sent")
+        marks = {job_id: (0, topic_no, 0.0) for job_id, topic_no in zip(delivery.ids, delivery.topic_nos, strict=True)}
+        self._settle_undelivered(delivery.tenant_no, back, "never sent", marks)
 
     def end_late(self, tenant_no: int, late: Sequence[tuple[UUID, int, Outcome]]) -> None:
         """Settle jobs that were claimed after their deadline. If this fails, the lease brings them back."""
         self._settle_undelivered(tenant_no, late, "past its deadline")
 
-    def _settle_undelivered(self, tenant_no: int, jobs: Sequence[tuple[UUID, int, Outcome]], problem: str) -> None:
+    def _settle_undelivered(
+        self,
+        tenant_no: int,
+        jobs: Sequence[tuple[UUID, int, Outcome]],
+        problem: str,
+        marks: Mapping[UUID, Mark] | None = None,
+    ) -> None:
         write = OutcomeWrite(
             tenant_no,
             (),
@@ -147,6 +159,7 @@ class OutcomeWriter:
             failed=lambda error: log.warning(
                 "undelivered_not_settled reason=%s jobs=%d error=%s", problem, len(jobs), error
             ),
+            marks=marks,
         )
         try:
             self.put(write)
@@ -218,10 +231,13 @@ class OutcomeWriter:
             part = [one for one in waiting.pop() if id(one[0]) not in failed] if failed else waiting.pop()
             try:
                 if part:
-                    await self._settle_or_blame(part)
+                    await self._settle_part(part)
                     written = True
-            except HeadgateError as error:
+            except Exception as cause:
                 write, rows, answers = part[0]
+                error = cause if isinstance(cause, HeadgateError) else InternalError("outcomes", cause)
+                if error is not cause:  # a bug of ours: whose row it is about can be found like that of any other error
+                    log.exception("settle_failed rows=%d", sum(len(rows) for _, rows, _ in part))
                 if isinstance(error, StoreBusy) and error.locked:
                     locks += 1
                     if locks >= MOST_LOCK_REFUSALS or (len(part) == 1 and len(rows) == 1):
@@ -232,7 +248,9 @@ class OutcomeWriter:
                     continue
                 refusals[id(write) if len(part) == 1 else 0] += 1
                 if isinstance(error, (*RETRIED, SchemaMismatch)) or (not written and refusals.total() > MOST_REFUSALS):
-                    raise
+                    if error is cause:
+                        raise
+                    raise error from cause
                 if refusals[id(write)] > MOST_REFUSALS // 2:
                     failed[id(write)] = error
                 elif len(part) > 1 or len(rows) > 1:
@@ -252,16 +270,6 @@ class OutcomeWriter:
         }
         last, first = [[one for one in parts if (id(one[0]) in again) is found] for found in (True, False)]
         return [part for part in (last, first) if part]  # taken from the end
-
-    async def _settle_or_blame(self, parts: Sequence[Part]) -> None:
-        """Write; a bug of ours is an error like any other, and whose row it is about can be found like any other's."""
-        try:
-            await self._settle_part(parts)
-        except HeadgateError:
-            raise
-        except Exception as error:
-            log.exception("settle_failed rows=%d", sum(len(rows) for _, rows, _ in parts))
-            raise InternalError("outcomes", error) from error
 
     async def _settle_part(self, parts: Sequence[Part]) -> None:
         wait = 0.05
@@ -296,6 +304,8 @@ class OutcomeWriter:
                 self._on_limit_opened(flush.topics_with_capacity)
             if flush.unblocks:
                 self._on_unblock()
+            if flush.webhooks:
+                self._on_webhook()
             if exceptions:
                 for (_, rows, answers), indexes in zip(parts, added, strict=True):
                     found = zip(rows, indexes, strict=True)
@@ -303,12 +313,7 @@ class OutcomeWriter:
             return
 
     def _settled(self, write: OutcomeWrite, answers: Mapping[int, Answer]) -> None:
-        session = write.session
-        if session is not None:
-            still = undecided(write, answers, session) if answers else {}
-            session.settled(write.ids, write.epochs)
-            session.settled((job_id for job_id, _, _ in write.others), (epoch for _, epoch, _ in write.others))
-            session.held.update(still)
+        tally(self._tallies, write, release(write, answers), answers, time.monotonic())
         due: datetime | None = None
         for row, (job_id, _, _) in enumerate(write.others, len(write.ids)):
             answer = answers.get(row)
@@ -339,7 +344,7 @@ class OutcomeWriter:
         again = OutcomeWrite(
             write.tenant_no, [], [], [], [], done=lambda _: None, failed=lambda _: None, session=write.session
         )
-        again.tries = write.tries + 1
+        again.tries, again.marks = write.tries + 1, write.marks
         again.until = write.until or loop.time() + LOCKED_SECONDS
         if not write.tries:
             log.warning("outcomes_locked rows=%d first=%s", len(locked), write.key(locked[0])[1])

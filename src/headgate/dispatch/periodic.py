@@ -1,4 +1,4 @@
-"""The shape of a background service: `run_once` does one round, `run` goes on until `stop`."""
+"""The shape of a background service: `run_once` does one round, `run` continues until `stop`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,14 @@ class Periodic(ABC):
     async def run(self) -> None:
         """Round after round, until `stop` or cancelled: every step commits by itself."""
         while not await wait_at_most(self._stopped, self.pause()):
-            try:
-                await self.run_once()
-            except HeadgateError as error:
-                log.log(self._level, self._failed, error)
+            await self.try_once()
+
+    async def try_once(self) -> None:
+        """One round, whose error is logged."""
+        try:
+            await self.run_once()
+        except HeadgateError as error:
+            log.log(self._level, self._failed, error)
 
     def stop(self) -> None:
         """End after the round that is under way."""

@@ -1,4 +1,4 @@
-"""What dispatch asks of the store, and nothing more. The classes of store/ fit these; server.py joins the two."""
+"""What dispatch asks of the store, and nothing more. The classes of store/ fit these; server/ joins the two."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class OutcomeRows(Protocol):
 
     topics_with_capacity: set[int]  # limits let more jobs of these start, or some became claimable
     unblocks: bool  # jobs that waited for some of these may be claimable: see UnblockStore
+    webhooks: bool  # events of some of these are to be delivered: see WebhookStore
     unmatched: bool  # reported by a caller that was not given these jobs: on a connection of their own
     skip_locked: bool  # answer rows that others have locked with LOCKED; else they fail the call: StoreBusy.locked
 
@@ -42,12 +43,27 @@ class TenantNumbers(Protocol):
 
 
 class TopicNames(Protocol):
-    """Topics that are known here, by name and by number."""
+    """Topics that are known here, by name and by number.
+
+    `leases`: of topics that have one, by tenant and name, in milliseconds; `consumers`: the numbers and names of topics
+    with a maximum of consumers. Both are nearly always empty.
+    """
 
     def topic_no(self, tenant_no: int, name: str) -> int | None: ...
     def knows(self, no: int) -> bool: ...
-    def is_ageing(self, no: int) -> bool: ...
+    def may_rank_below(self, no: int) -> bool: ...
     def is_keyed(self, no: int) -> bool: ...
+    @property
+    def leases(self) -> Mapping[int, Mapping[str, int]]: ...
+    @property
+    def consumers(self) -> Mapping[int, str]: ...
+
+
+class TopicFacts(Protocol):
+    """What workers are sent about the topics of their jobs."""
+
+    def topic_name(self, topic_no: int, /) -> str: ...
+    def time_limit_ms(self, topic_no: int, /) -> int | None: ...
 
 
 class ClaimStore(Protocol):
@@ -63,7 +79,7 @@ class TickStore(Protocol):
     """The ticker's part."""
 
     async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick: ...
-    async def reap(self) -> int: ...
+    async def reap(self) -> Sequence[int]: ...
 
 
 class WakeStore(Protocol):

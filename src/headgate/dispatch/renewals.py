@@ -8,9 +8,9 @@ Statements are shared among tenants and sessions, the leases that expire soonest
 of leases does not delay another's. Nor those that fall due meanwhile: after ten statements it looks again who is due.
 
 The leases of a worker that has missed its beat are not renewed until it sends something again: what a dead one held
-lapses at most a lease and a half after its last frame. A session that was silent for a whole lease is ended; the leases
-of what it holds then run out by themselves, unless its worker comes back and declares them. `lost_workers` ends those
-of a worker whose connection was lost sooner.
+expires at most a lease and a half after its last frame. A session that was silent for a whole lease is ended; its
+leases then expire, unless its worker comes back and declares them. `lost_workers` ends those of a worker whose
+connection was lost sooner.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import heapq
 import logging
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import TypeAlias
 from uuid import UUID
@@ -28,11 +29,12 @@ from headgate.dispatch.delivery import ControlFrame
 from headgate.dispatch.lease_calls import LeaseCalls
 from headgate.dispatch.periodic import wait_at_most
 from headgate.dispatch.ports import LeaseStore
-from headgate.dispatch.session import LONG_LIST, SessionSilent, WorkerSession
+from headgate.dispatch.session import LONG_LIST, WorkerSession
+from headgate.dispatch.session_ends import SessionSilent
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.shares import Due, in_shares
 from headgate.dispatch.watchdog import WatchdogGate
-from headgate.domain.errors import HeadgateError, StoreError
+from headgate.domain.errors import HeadgateError, InvalidSetting, StoreError
 
 log = logging.getLogger("headgate.dispatch")
 ROWS_AT_ONCE, STATEMENTS_A_PASS = 2_000, 10
@@ -44,6 +46,17 @@ SHORT_LEASE_MS = 4_000
 def beat_seconds(lease_ms: int) -> int:
     """How often workers are asked to beat: three times a lease, but not more often than every second."""
     return max(1, lease_ms // 3000)
+
+
+def check_lease(lease: timedelta) -> None:
+    """Raises InvalidSetting if a lease is too short for its beats."""
+    seconds, apart = lease.total_seconds(), beat_seconds(lease // timedelta(milliseconds=1))
+    if seconds < 2 * apart:
+        raise InvalidSetting(
+            "--lease",
+            f"{seconds:g} s is too short: workers beat every {apart} s, and a lease must outlast two beats",
+            hint=f"use {2 * apart} or more; with {3 * apart} it outlasts a lost beat",
+        )
 
 
 class LeaseRenewer:
@@ -78,7 +91,7 @@ class LeaseRenewer:
                 await wait_at_most(self._stopped, self._every)
 
     def stop(self) -> None:
-        """End the loop; last of all services, so that no lease lapses while its outcome is on the way."""
+        """End the loop; last of all services, so that no lease expires while its outcome is on the way."""
         self._stopped.set()
 
     async def run_once(self) -> int:
@@ -104,7 +117,7 @@ class LeaseRenewer:
         overdue = 0
         for session in self._sessions:
             if session.ended is not None:
-                continue  # what it holds is its worker's to declare again, or lapses
+                continue  # what it holds is its worker's to declare again, or expires
             # A plain stream beats only for what it holds.
             may_be_silent = session.return_credit is not None and not session.held
             if now - session.last_seen > session.longest_lease and not may_be_silent:

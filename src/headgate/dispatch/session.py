@@ -20,21 +20,25 @@ import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count as counting
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame, Delivery, Wanted
+from headgate.dispatch.session_ends import SessionOverflow, UnknownJobs
 from headgate.dispatch.writer import Account
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity
+from headgate.domain.tallies import NO_MARK, Mark
 from headgate.domain.workers import stored_worker
 
 if TYPE_CHECKING:
     from headgate.dispatch.demand import Demand
 
 MAX_QUEUED_PARTS = 256
-"""Frames that may wait to be written to one session. Credit bounds the jobs among them; a peer that does not read is
-closed here."""
+"""Frames that may wait to be written to one session before no more jobs are claimed for it."""
+MAX_CONTROL_WEIGHT = 4 * MAX_QUEUED_PARTS
+"""What all control frames that wait may weigh: a peer that reads nothing is closed here. Credit bounds the jobs."""
 FRAME_BYTES = 1_000_000
 """What one frame of jobs holds at most, or a single job: gRPC clients take 4 MiB by default."""
 SESSION_BYTES = 4 * 1024 * 1024
@@ -52,48 +56,6 @@ RECEIPTS_SECONDS, RECEIPTS_WAITING = 0.25, 8
 ten or twenty jobs, so a worker that has jobs coming gets both in one (ADR 24)."""
 
 
-class SessionEnded(HeadgateError):
-    """The server ended a session, for the reason given."""
-
-    code = "session_ended"
-
-
-class Superseded(SessionEnded):
-    """A newer session with the same worker id took this one's place."""
-
-    code = "superseded"
-
-
-class SessionSilent(SessionEnded):
-    """The worker sent nothing for longer than its lease."""
-
-    code = "session_silent"
-
-
-class SessionOverflow(SessionEnded):
-    """The worker does not read what it is sent."""
-
-    code = "session_overflow"
-
-
-class SessionForgotten(SessionEnded):
-    """The instance has lost track of this session, though its stream is open: the worker must connect again."""
-
-    code = "session_forgotten"
-
-
-class ConnectionLost(SessionEnded):
-    """The worker's end of the stream is gone."""
-
-    code = "connection_lost"
-
-
-class UnknownJobs(SessionEnded):
-    """The worker reports jobs that it was not given. It may connect again, and declare what it holds."""
-
-    code = "unknown_jobs"
-
-
 @dataclass(slots=True, eq=False)
 class WorkerSession:
     """One connected worker."""
@@ -104,12 +66,19 @@ class WorkerSession:
     now: Callable[[], float]
     default_lease_ms: int
     incarnation: int = 0  # of the worker's process; 0: it has not said
+    client: str = ""  # what it calls its program
+    clock_us: int = 0  # what its own clock showed when it opened the session; 0: it has not said
+    opened_at: float = field(init=False)
+    assigned_at: float | None = None  # when it was last given jobs
     claims_as: str = field(init=False)  # the worker on the rows of its jobs
-    # Jobs this session holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), number of its delivery)
-    held: dict[UUID, tuple[int, int, float, int]] = field(default_factory=dict)
+    # Jobs this session holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), how it was handed over)
+    held: dict[UUID, tuple[int, int, float, Mark]] = field(default_factory=dict)
     credit: dict[Demand, int] = field(default_factory=dict)
     quiet: bool = False  # by an administrator's verb: credit is kept aside, not given
     kept: dict[Wanted, int] = field(default_factory=dict)  # credit kept aside
+    number: int = field(default_factory=counting().__next__)  # in the order in which sessions begin
+    places: frozenset[int] = frozenset()  # topics with a maximum of consumers of which it receives jobs
+    standby: tuple[str, ...] = ()  # such topics of which it waits for a place
     ended: HeadgateError | None = None
     last_seen: float = 0.0
     renewed_at: float = 0.0  # when the last renewal of some of its leases was answered
@@ -117,6 +86,9 @@ class WorkerSession:
     return_credit: Callable[[int], None] | None = None  # of a plain stream, whose credit comes back with outcomes
     on_capacity: Callable[[WorkerSession], None] | None = None  # called when it was passed over as full, and is not
     starved: bool = False  # it was passed over as full
+    single_call: bool = False  # what the first claim brings it is its answer
+    awaits_look: bool = False  # a call that ends when a claim has looked for it and brought it nothing
+    _looked: bool = False
     sent_on: bool = False  # it was asked to connect again, to another process of this port
     queued_bytes: int = 0  # of payloads that wait to be written
     _dealt: int = 0  # deliveries so far
@@ -124,6 +96,7 @@ class WorkerSession:
     _reports: dict[int, Iterable[UUID]] = field(default_factory=dict)  # outcomes being written, by a number of ours
     _reported: int = 0
     finishing: bool = False  # the worker sends nothing more
+    withdrawn: bool = False  # it wants no more jobs, and has not asked again
     accounts: dict[object, Account[Any]] = field(default_factory=dict)  # by writer: what it has waiting there
     _known: int = 0  # jobs reported that it was given, and those that it was not: halved now and then
     _unknown: int = 0
@@ -144,6 +117,7 @@ class WorkerSession:
 
     def __post_init__(self) -> None:
         self.claims_as = stored_worker(self.worker_id, self.incarnation, self.identity.subject)
+        self.opened_at = self.now()
 
     def mark_seen(self) -> None:
         """Something arrived from the worker."""
@@ -155,17 +129,27 @@ class WorkerSession:
         longest = max((demand.lease_ms for demand in self.credit), default=self.default_lease_ms)
         return max(longest, self.default_lease_ms) / 1000
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether two of its beats are missing: they come every third of the lease."""
+        return self.now() - self.last_seen > self.longest_lease * 2 / 3
+
     def deliver(self, delivery: Delivery) -> bool:
         """Queue jobs; False when the session has ended, and the jobs must go back."""
         if self.ended is not None:
             return False
-        if len(self._parts) >= MAX_QUEUED_PARTS:
-            self.end(SessionOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
-            return False
-        renew_at = self.now() + delivery.lease_ms / 2000
-        lease_ms = delivery.lease_ms
+        now, lease_ms, topic_nos = self.now(), delivery.lease_ms, delivery.topic_nos
+        renew_at = now + lease_ms / 2000
+        self.assigned_at = now
         self._dealt = seq = delivery.seq = self._dealt + 1
-        entry_of = [(epoch, lease_ms, renew_at, seq) for epoch in delivery.epochs]
+        if topic_nos.count(topic_nos[0]) == len(topic_nos):
+            mark = (seq, topic_nos[0], now)
+            entry_of = [(epoch, lease_ms, renew_at, mark) for epoch in delivery.epochs]
+        else:
+            marks = {no: (seq, no, now) for no in topic_nos}
+            entry_of = [
+                (epoch, lease_ms, renew_at, marks[no]) for epoch, no in zip(delivery.epochs, topic_nos, strict=True)
+            ]
         self.held.update(zip(delivery.ids, entry_of, strict=True))
         self._parts.append(delivery)
         self.queued_bytes += delivery.payload_bytes
@@ -175,13 +159,17 @@ class WorkerSession:
     def send_control(self, control: ControlFrame) -> None:
         """Queue anything else. A session that has ended gets nothing."""
         if self._weigh(control):
-            self.send_receipts()  # in the order in which they were said
+            if self._receipts:
+                self.send_receipts()  # in the order in which they were said
             self._parts.append(control)
             self._ready.set()
 
     def answer(self, receipts: ControlFrame) -> None:
         """Queue receipts. They go with the next jobs if some are about to come, and alone if none have come soon."""
-        if self.finishing or not self._expects_jobs():
+        # Whether it has asked for jobs, and the last claim for them left some.
+        if self.finishing or not any(
+            demand.saturated and (count or demand.claiming) for demand, count in self.credit.items()
+        ):
             self.send_control(receipts)
         elif self._weigh(receipts):
             self._receipts.append(receipts)
@@ -201,10 +189,6 @@ class WorkerSession:
             self._receipts_timer = None
         return receipts
 
-    def _expects_jobs(self) -> bool:
-        """Whether it has asked for jobs, and the last claim for them left some."""
-        return any(demand.saturated and (count or demand.claiming) for demand, count in self.credit.items())
-
     def send_receipts(self) -> None:
         """Receipts that wait for jobs go alone: none will come soon, or another frame is to follow them."""
         if self._receipts_timer is not None:
@@ -220,7 +204,7 @@ class WorkerSession:
         if self.ended is not None:
             return False
         self._control_weight += control.weight
-        if self._control_weight > 4 * MAX_QUEUED_PARTS:  # receipts and acks may pile up behind a busy network
+        if self._control_weight > MAX_CONTROL_WEIGHT:
             self.end(SessionOverflow(f"worker {self.worker_id} does not read: {len(self._parts)} frames wait for it"))
             return False
         return True
@@ -230,28 +214,36 @@ class WorkerSession:
         entry = self.held.get(job_id)
         return entry is not None and entry[0] == epoch
 
-    def settled(self, ids: Iterable[UUID], epochs: Iterable[int] | None = None) -> None:
-        """These need no more renewing: their outcome is decided.
+    def settled(self, ids: Iterable[UUID], epochs: Iterable[int] | None = None) -> list[Mark]:
+        """These need no more renewing: their outcome is decided. Returns how they were handed over.
 
         With epochs, a job that is held again is kept: a late report of an earlier attempt must not end its renewals.
+        Then there is one mark for each, NO_MARK where the attempt was not held.
         """
         held = self.held
         before = len(held)
+        marks: list[Mark] = []
         if epochs is None:
             for job_id in ids:
                 held.pop(job_id, None)
         else:
             for job_id, epoch in zip(ids, epochs, strict=True):
                 entry = held.pop(job_id, None)
-                if entry is not None and entry[0] != epoch:
+                if entry is None:
+                    marks.append(NO_MARK)
+                elif entry[0] == epoch:
+                    marks.append(entry[3])
+                else:
                     held[job_id] = entry
+                    marks.append(NO_MARK)
         self._released += before - len(held)
+        return marks
 
     def hold(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
         """Keep the lease of a job that was not delivered here, or longer; never of an older epoch than the one held."""
         entry = self.held.get(job_id)
         if entry is None or entry[0] <= epoch:
-            self.held[job_id] = (epoch, lease_ms, renew_at, entry[3] if entry is not None else 0)
+            self.held[job_id] = (epoch, lease_ms, renew_at, entry[3] if entry is not None else NO_MARK)
 
     def extend(self, job_id: UUID, epoch: int, lease_ms: int, now: float) -> None:
         """Give it a lease of another length, if this very attempt is here.
@@ -260,9 +252,9 @@ class WorkerSession:
         """
         entry = self.held.get(job_id)
         if entry is not None and entry[0] == epoch:
-            _, old_ms, renew_at, number = entry
+            _, old_ms, renew_at, mark = entry
             expires = renew_at + old_ms / 2000
-            self.held[job_id] = (epoch, lease_ms, min(now, expires - lease_ms / 2000), number)
+            self.held[job_id] = (epoch, lease_ms, min(now, expires - lease_ms / 2000), mark)
 
     def renew_later(self, job_id: UUID, epoch: int, lease_ms: int, renew_at: float) -> None:
         """Renew it next at this time; unless it was delivered again, or given a longer lease, meanwhile."""
@@ -321,8 +313,8 @@ class WorkerSession:
         self.settled(
             [
                 job_id
-                for job_id, (epoch, _, _, number) in self.held.items()
-                if number <= seen and (job_id, epoch) not in listed and job_id not in reporting
+                for job_id, (epoch, _, _, mark) in self.held.items()
+                if mark[0] <= seen and (job_id, epoch) not in listed and job_id not in reporting
             ]
         )
 
@@ -354,7 +346,7 @@ class WorkerSession:
 
     async def next_part(self) -> Delivery | ControlFrame | None:
         """What to write next; None when the session has ended, or is finished. What it gave before is written."""
-        self.written()
+        self._writing = None
         while not self._parts:
             if self.ended is not None or (self.finishing and not self._reports):
                 return None
@@ -363,7 +355,10 @@ class WorkerSession:
         part = self._parts[0]
         if not isinstance(part, Delivery):
             self._control_weight -= part.weight
-            return self._parts.popleft()
+            self._parts.popleft()
+            if self.starved:
+                self._look_for_capacity()
+            return part
         if self.ended is not None:
             return None
         first, rest = part.split(FRAME_BYTES)
@@ -373,11 +368,47 @@ class WorkerSession:
             self._parts[0] = rest
         self._writing = first
         self.queued_bytes -= first.payload_bytes
-        if self.starved and self.queued_bytes < SESSION_BYTES:
+        if self.starved:
+            self._look_for_capacity()
+        return first
+
+    def _look_for_capacity(self) -> None:
+        """Ask for the jobs that it was not given while too much waited for it."""
+        if not self.is_full:
             self.starved = False
             if self.on_capacity is not None:
                 self.on_capacity(self)
-        return first
+
+    async def queued(self, *, or_looked: bool = False) -> bool:
+        """Wait until jobs are queued, or the session has ended; says whether there are jobs.
+
+        `or_looked`: or until a claim for it has brought it nothing.
+        """
+        self.awaits_look, self._looked = or_looked, False
+        while not self._parts and self.ended is None and not self._looked:
+            self._ready.clear()
+            await self._ready.wait()
+        return bool(self._parts) and self.ended is None
+
+    def looked(self) -> None:
+        """A claim for it has brought it nothing, and it waits to know."""
+        self._looked = True
+        self._ready.set()
+
+    def take_queued(self, most_bytes: int) -> list[Delivery]:
+        """The jobs that are queued, as far as they fit, at least one. They count as written: the caller has them."""
+        taken: list[Delivery] = []
+        left = most_bytes
+        while self._parts and left > 0:
+            part = self._parts.popleft()
+            if isinstance(part, Delivery):
+                first, rest = part.split(left)
+                taken.append(first)
+                left -= first.payload_bytes
+                if rest is not None:
+                    self._parts.appendleft(rest)
+                    break
+        return taken
 
     def written(self) -> None:
         """The jobs that `next_part` gave last are on the wire: only their worker, or their lease, gives them back."""
@@ -390,8 +421,13 @@ class WorkerSession:
 
     @property
     def is_full(self) -> bool:
-        """Whether its peer must read before more is claimed for it."""
-        return self.queued_bytes >= SESSION_BYTES
+        """Whether its peer must read before more is claimed for it, or it is a call that has its answer."""
+        # By frames, too: a worker that is busy for a moment must not lose its session to a burst of small ones.
+        return (
+            self.queued_bytes >= SESSION_BYTES
+            or len(self._parts) >= MAX_QUEUED_PARTS
+            or (self.single_call and self._dealt > 0)
+        )
 
     async def over(self) -> None:
         """Return when the session has ended. Its writer may not notice: it hangs while the peer reads nothing."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
@@ -20,14 +20,17 @@ from headgate.dispatch.outcome_writes import OutcomeWrite, put_in_parts
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.ports import TenantNumbers
 from headgate.dispatch.progress import ProgressWriter
+from headgate.dispatch.pull_workers import PullWorkers
 from headgate.dispatch.renewals import LeaseRenewer
-from headgate.dispatch.session import UNKNOWN_MOST, ConnectionLost, SessionForgotten, WorkerSession
+from headgate.dispatch.session import UNKNOWN_MOST, WorkerSession
+from headgate.dispatch.session_ends import ClosedByWorker, ConnectionLost, SessionForgotten
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, ShuttingDown, TooLarge
 from headgate.domain.identity import Identity
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State
+from headgate.domain.tallies import Tallies
 from headgate.domain.validation import check_integer, check_topic, check_worker_id
 
 log = logging.getLogger("headgate.sessions")
@@ -51,6 +54,8 @@ class Hello:
 
     worker_id: str
     incarnation: int = 0
+    client: str = ""  # for display
+    clock_us: int = 0  # by its own clock; for display
     resumed: bool = False
     declared: int = 0
     ids: Callable[[], Sequence[UUID]] = list  # made once the session is accepted: there may be many
@@ -90,6 +95,7 @@ class SessionRules:
     """Applies what workers send to their sessions."""
 
     sessions: WorkerSessions
+    pulls: PullWorkers
     demands: Demands
     outcomes: OutcomeWriter
     unmatched: OutcomeWriter
@@ -100,17 +106,24 @@ class SessionRules:
     now: Callable[[], float]
     lease_ms: int
     accepting: Callable[[], bool]
+    tallies: Tallies = field(default_factory=Tallies)
+    admit: Callable[[str, Callable[[], int]], Awaitable[None]] | None = None
+    """Raises QuotaExceeded if a tenant may not open a session; gets its name, and how many it has here."""
 
     # ------------------------------------------------------------------ begin and end
 
     async def open(self, identity: Identity, hello: Hello) -> tuple[WorkerSession, list[tuple[UUID, int]]]:
         """Open a session, and take over what its worker holds; returns it, and the jobs that are not its own any more.
 
-        The caller must call `close`. Raises WorkerIdTaken, Overloaded, ShuttingDown.
+        The caller must call `close`. Raises WorkerIdTaken, QuotaExceeded, Overloaded, ShuttingDown.
         """
         check_worker_id(hello.worker_id)
         session = await self.new_session(identity, hello.worker_id, self.lease_ms, hello.incarnation)
+        session.client, session.clock_us = hello.client, hello.clock_us
         self.sessions.check_capacity(session.tenant_no, hello.declared)
+        if self.admit is not None and not hello.declared:  # who holds jobs must not lose them to a quota
+            await self.admit(identity.tenant, lambda: self.sessions.others_of(session))
+            self.check_accepting()
         session.declaring = hello.declared
         self.sessions.open(session)
         # Before the peer knows of it, and whatever comes of it: each session in the log begins, then ends.
@@ -150,7 +163,9 @@ class SessionRules:
 
     def close(self, session: WorkerSession, lost: str) -> None:
         """End a session that is not served any more; `lost` is the reason where there was none before."""
-        session.end(ConnectionLost(lost))
+        # The end of the stream alone says nothing: a connection that is lost ends it as well.
+        closed = session.finishing and (session.withdrawn or not self.accepting())
+        session.end(ClosedByWorker(lost) if closed else ConnectionLost(lost))
         self.sessions.close(session)
         self.demands.revoke(session)
         if self.accepting():  # else this instance ends: its workers connect to others
@@ -159,6 +174,7 @@ class SessionRules:
 
     def withdraw(self, session: WorkerSession) -> None:
         """The worker wants no more jobs until it asks again."""
+        session.withdrawn = True
         self.demands.withdraw(session)
         session.send_control(ControlFrame(quieted=True))
 
@@ -180,8 +196,10 @@ class SessionRules:
             named = allowed_topics(session.identity, topics, field="ready.topics")
         check_integer(count, field="ready.count", low=1, high=MAX_CREDIT)
         lease_ms = self.lease_ms_of(lease_seconds, field="ready.lease_seconds")
+        if not lease_seconds:
+            lease_ms = self.demands.lease_ms_of(session.tenant_no, named) or lease_ms
         self.demands.ask(session, named, lease_ms, count)
-        session.topics = named
+        session.topics, session.withdrawn = named, False
 
     def lease_ms_of(self, seconds: int, *, field: str) -> int:
         """The lease that is asked for, or the default. Raises InvalidInput."""
@@ -234,7 +252,7 @@ class SessionRules:
     def beat(self, session: WorkerSession, beat: Beat) -> None:
         """Take a sign of life, and answer it. Raises InvalidInput."""
         if not self.sessions.knows(session):
-            # Answered, it would beat for ever: never renewed, given no job, and alive for everyone who looks.
+            # Answered, it would beat forever: never renewed, given no job, and shown as alive.
             session.end(SessionForgotten(f"worker {session.worker_id} is not known here any more; connect again"))
             return
         now, excused = self.now(), session.excused()

@@ -7,7 +7,9 @@ from typing import Final
 from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame
-from headgate.dispatch.session import Superseded, WorkerSession
+from headgate.dispatch.departures import Departures
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import Superseded
 from headgate.dispatch.writer import LONGEST_HINT_MS
 from headgate.domain.errors import HeadgateError, Overloaded, ShuttingDown
 
@@ -29,6 +31,7 @@ class WorkerSessions:
         self._all: set[WorkerSession] = set()
         self._calls: set[WorkerSession] = set()
         self.quiet_workers: frozenset[tuple[int, str]] = frozenset()  # tenant, worker: they get no jobs for now
+        self.departures = Departures()
 
     def __iter__(self) -> Iterator[WorkerSession]:
         return iter(tuple(self._all))
@@ -55,6 +58,14 @@ class WorkerSessions:
         session.quiet = key in self.quiet_workers
         self._by_worker[key] = session
         self._all.add(session)
+        self.departures.came_back(session)
+
+    def others_of(self, session: WorkerSession) -> int:
+        """How many other workers of its tenant have a session here."""
+        return sum(
+            one.ended is None and one.tenant_no == session.tenant_no and one.worker_id != session.worker_id
+            for one in self._all
+        )
 
     def check_capacity(self, tenant_no: int, declared: int) -> None:
         """Raises Overloaded if a tenant's sessions would hold too many jobs here with the declared ones.
@@ -75,6 +86,7 @@ class WorkerSessions:
         self._all.discard(session)
         if self._by_worker.get((session.tenant_no, session.worker_id)) is session:
             del self._by_worker[session.tenant_no, session.worker_id]
+            self.departures.ended(session)
 
     def knows(self, session: WorkerSession) -> bool:
         """Whether it counts: leases are renewed, and jobs claimed, for these only."""

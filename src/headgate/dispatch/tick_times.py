@@ -6,7 +6,7 @@ Times are those of the event loop's clock. The difference to the database's cloc
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from headgate.dispatch.periodic import wait_at_most
@@ -14,6 +14,7 @@ from headgate.dispatch.periodic import wait_at_most
 TICK_SECONDS: Final = 1.0
 TICKS_APART: Final = 0.002
 HINTS_APART: Final = 0.05
+STEP_SECONDS: Final = 1.0
 """Hints bring a tick no oftener than this, whatever workers ask for, and other instances and applications announce."""
 
 
@@ -25,7 +26,17 @@ class TickTimes:
         self._next = self._not_before = self._next_full = 0.0
         self._began = 0.0  # when the last tick began
         self._ahead: float | None = None  # what to add to the loop's clock to get the database's
+        self._steady: float | None = None  # the same, but changed only when it is wrong by a second
         self._sooner = asyncio.Event()
+
+    def moment(self, at: float) -> datetime | None:
+        """A time of the loop's clock by the database's, for people; None before the first tick.
+
+        The same time gives the same moment as long as the two clocks agree on how fast time passes.
+        """
+        if self._steady is None:
+            return None
+        return datetime.fromtimestamp(round(at + self._steady, 3), UTC)
 
     def due_at(self, moment: datetime) -> None:
         """A job falls due then, by the database's clock: the next tick comes no later."""
@@ -87,3 +98,5 @@ class TickTimes:
     def learn(self, database_now: datetime) -> None:
         """What the database's clock showed just now."""
         self._ahead = database_now.timestamp() - asyncio.get_running_loop().time()
+        if self._steady is None or abs(self._steady - self._ahead) > STEP_SECONDS:
+            self._steady = self._ahead

@@ -1,7 +1,7 @@
 """The ticker: one tick a second, sooner when a waiting job falls due sooner; the net under all wakes.
 
 A tick is one call for the whole instance. It promotes due jobs, looks for topics with pending jobs, reads the control
-rows; and once a second attempts whose lease has lapsed are reaped.
+rows; and once a second attempts whose lease has expired are reaped.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headgate.domain.dispatching import Tick
 from headgate.domain.errors import HeadgateError, InstanceForgotten
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.limits import LEASE_MIN, REAP_AT_ONCE
+from headgate.domain.tallies import Tallies
 
 log = logging.getLogger("headgate.dispatch")
 _STUCK_TICKS_APART: Final = 0.05
@@ -41,16 +42,20 @@ class Ticker:
         limit_timers: LimitTimers,
         *,
         watchdog: WatchdogGate | None = None,
+        tallies: Tallies | None = None,
         on_unblock: Callable[[], None] = lambda: None,
         on_bulk: Callable[[], None] = lambda: None,
+        on_webhook: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._times, self._demands, self._gate, self._wakes = store, times, demands, gate, wakes
         self._limit_timers = limit_timers
-        self._watchdog = watchdog  # without one, lapsed leases are reaped at every tick
+        self._watchdog = watchdog  # without one, expired leases are reaped at every tick
         self._on_unblock = on_unblock  # jobs that waited for others may be claimable
         self._on_bulk = on_bulk  # some bulk operations are not over
+        self._on_webhook = on_webhook  # events are due to be delivered
         self._whole_looks = WholeLooks()
         self._stopped = False
+        self._tallies = tallies or Tallies()
         self.ticks = 0
         self.error = ""  # why the last tick failed, if it did
 
@@ -104,8 +109,10 @@ class Ticker:
             self._follow(tick, changes, sweep=sweep, whole=ranges is None)
             # Only now: a tick that waited for a database that was away has closed the gate. And after the rest,
             # which must not wait for it.
-            if sweep and _may_have_lapsed(tick) and (self._watchdog is None or self._watchdog.is_open):
-                tick.reaped = await self._store.reap()
+            if sweep and _may_have_expired(tick) and (self._watchdog is None or self._watchdog.is_open):
+                topic_nos = await self._store.reap()
+                tick.reaped = len(topic_nos)
+                self._tallies.lapsed(topic_nos)
         except HeadgateError:
             if self._watchdog is not None:
                 self._watchdog.lost()
@@ -119,7 +126,7 @@ class Ticker:
         return tick
 
     def _follow(self, tick: Tick, changes: int, *, sweep: bool, whole: bool) -> None:
-        """Act on what a tick has found, except for what has lapsed; `whole`: it looked below the marks, too."""
+        """Act on what a tick has found, except for what has expired; `whole`: it looked below the marks, too."""
         if tick.now is not None:
             self._times.learn(tick.now)
         if tick.stepped_back is not None:
@@ -139,7 +146,7 @@ class Ticker:
         for demand in self._demands:
             demand.sweep = demand.sweep or (sweep and demand.busy)
         for topic_no in tick.pending:
-            for demand in self._demands.of_topic(topic_no):
+            for demand in self._demands.by_topic.get(topic_no, ()):
                 demand.missed = demand.missed or (whole and not demand.busy)
                 demand.wake_pending = True
         if tick.limits_open and tick.now is not None:
@@ -149,6 +156,8 @@ class Ticker:
             self._on_unblock()
         if tick.bulk:
             self._on_bulk()
+        if tick.webhooks:
+            self._on_webhook()
         for tenant_no, job_id, epoch in tick.cancels:
             self._gate.cancel_requested(tenant_no, job_id, epoch)
         if tick.pending or tick.promoted:
@@ -158,15 +167,15 @@ class Ticker:
         """Where a tick looks when whole topics are too much: from the marks on of every demand that wants a topic."""
         ranges = KeyRanges()
         for topic_no in topic_nos:
-            if self._demands.names.is_ageing(topic_no) or self._demands.names.is_keyed(topic_no):
+            if self._demands.names.may_rank_below(topic_no):
                 ranges.add(topic_no, LOWEST, HIGHEST)
             else:
-                for demand in self._demands.of_topic(topic_no):
+                for demand in self._demands.by_topic.get(topic_no, ()):
                     ranges.extend(demand.marks.ranges([topic_no]))
         return ranges
 
 
-def _may_have_lapsed(tick: Tick) -> bool:
+def _may_have_expired(tick: Tick) -> bool:
     """Whether some attempt began so long ago that its lease can be over: without one, a tick is a single call."""
     if tick.oldest_running is None or tick.now is None:
         return False

@@ -73,6 +73,11 @@ class Wakes:
             except HeadgateError as error:
                 log.debug("notify_failed error=%s", error)
 
+    async def control_changed(self) -> None:
+        """Some row that every tick looks at has changed: this instance and the others look at it now."""
+        self._times.soon()
+        await self.announce([ControlChanged()])
+
     async def run_once(self) -> bool:
         """Announce the topics that are ready; says whether there are other instances."""
         topics, self._unannounced = self._unannounced, set()
@@ -103,7 +108,7 @@ class Wakes:
                 case JobsDue():
                     self._times.on_hint()
                 case JobReturned(topic_no):
-                    for demand in self._demands.of_topic(topic_no):
+                    for demand in self._demands.by_topic.get(topic_no, ()):
                         demand.from_head = True
                     self._follow_topic(topic_no)
                 case TopicReady(topic_no) | TopicSubmitted(topic_no):

@@ -24,7 +24,7 @@ class WatchdogGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether lapsed leases may be reaped now."""
+        """Whether expired leases may be reaped now."""
         if self._last is not None and self._now() - self._last > self._silence:
             self.lost()
         return self._renewed and self._since is not None and self._now() - self._since >= self._beat

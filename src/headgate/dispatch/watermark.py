@@ -4,13 +4,13 @@ A claimed job leaves a dead entry at the head of the claim index. Vacuum removes
 snapshot; then every claim that starts at the head walks over all of them. So claims start where the last one ended: one
 mark per (topic, rank class), because each class has its own dead prefix, for a bounded number of classes.
 
-Work lands below the marks: a retry or a hand-back keeps its old rank, a slow transaction commits late, a claim that
+Jobs come below the marks: a retry or an abandoned job keeps its old rank, a slow transaction commits late, a claim that
 had locked jobs fails. Gaps are the key ranges below a mark where that may have happened; every claim looks at them too,
 until one has looked at all of a gap. They come from
 - the arrivals that each claim reads in the database (ADR 0021): what has become claimable since the claim before it;
 - what a claim passed over because others had it locked;
 - the sweep: stretch after stretch of everything below the marks, paced by the caller so that a round takes a second or
-  two. It is a second line of defence: it finds what was made claimable by hand, without an arrival.
+  two. It is a second line of defence: it finds what was made claimable manually, without an arrival.
 
 One watermark belongs to one demand, which has one claim at a time: what a claim has seen is true of the next one.
 Times here are ranks: microseconds of the database's clock. Nothing in this module reads a clock.

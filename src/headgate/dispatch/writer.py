@@ -7,7 +7,7 @@ back after the commit; there is no future, task or await per row.
 What waits is bounded, and what does not fit is refused at once with the time after which to try again (ADR 15): a queue
 that only grows would answer all callers late. A caller with an account may have as much waiting as is left for others,
 so one alone gets half of the queue, two a third each, and a new caller is always let in. Flushes take from the
-accounts in turns, by rows: who sends little is in the next flush, and does not wait behind who sends much.
+accounts in turns, by rows: a caller that sends little is in the next flush, and does not wait behind larger ones.
 
 Accounts of one tenant may share a `TenantAccount` (ADR 27). Then all of this holds twice: among tenants, and among the
 accounts of a tenant. However many sessions a tenant has, together they never have more than half of the queue waiting,
@@ -26,9 +26,11 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 from headgate.domain.errors import HeadgateError, InternalError, OutcomeUnknown, Overloaded, ShuttingDown
+from headgate.domain.histogram import ROWS, Histogram
 
 log = logging.getLogger("headgate.dispatch")
 SHORTEST_HINT_MS: Final = 50
@@ -70,14 +72,13 @@ class Account(Generic[P]):
         self.tenant: TenantAccount[P] = TenantAccount() if tenant is None else tenant
 
 
+@dataclass(slots=True, kw_only=True)
 class _Flush(Generic[P]):
     """A flush being filled."""
 
-    __slots__ = ("_bytes_left", "_rows_left", "writes")
-
-    def __init__(self, rows: int, size: int) -> None:
-        self._rows_left, self._bytes_left = rows, size
-        self.writes: list[P] = []
+    _rows_left: int
+    _bytes_left: int
+    writes: list[P] = field(default_factory=list)
 
     def take(self, write: P, rows: int, size: int) -> bool:
         """Take a write if it fits; the first one always does."""
@@ -119,6 +120,7 @@ class GroupWriter(Generic[P]):
         self._began: float | None = None  # the flush in flight
         self._in_flight: list[P] = []
         self.flushes = self.rows_written = self.rows_refused = self.faults = 0
+        self.sizes = Histogram(ROWS)
 
     @property
     def waiting_rows(self) -> int:
@@ -209,18 +211,6 @@ class GroupWriter(Generic[P]):
         writes = self._in_flight = self._take()
         rows, began = sum(write.rows for write in writes), self._now()
         self._began = began
-        await self._flush(writes, rows)
-        self._in_flight = []  # each has its answer
-        if self._rest is not None:
-            await self._pause(self._rest(rows, self._now() - began))
-        self._began = None
-        pace = rows / max(self._now() - began, 1e-6)
-        self._pace = 0.8 * self._pace + 0.2 * pace if self._pace else pace
-        self.flushes += 1
-        self.rows_written += rows
-        return rows
-
-    async def _flush(self, writes: list[P], rows: int) -> None:
         try:
             await self._write(writes)
         except HeadgateError as error:
@@ -230,6 +220,20 @@ class GroupWriter(Generic[P]):
             log.exception("flush_failed writer=%s rows=%d writes=%d", self._name, rows, len(writes))
             # Some may have had their answer already: a second one is ignored.
             self._fail(writes, InternalError(self._name, error))
+        self._in_flight = []  # each has its answer
+        if self._rest is not None:
+            seconds = self._rest(rows, self._now() - began)
+            if seconds:
+                await self._pause(seconds)
+            else:
+                await asyncio.sleep(0)  # others get their turn
+        self._began = None
+        pace = rows / max(self._now() - began, 1e-6)
+        self._pace = 0.8 * self._pace + 0.2 * pace if self._pace else pace
+        self.flushes += 1
+        self.rows_written += rows
+        self.sizes.observe(rows)
+        return rows
 
     async def _pause(self, seconds: float) -> None:
         """Let others go first; a writer that closes does not wait."""
@@ -264,7 +268,7 @@ class GroupWriter(Generic[P]):
         By rows, since a turn of one call against one of a frame of a thousand jobs would be none. The tenant whose
         turn it is comes first, whatever it has, or a large write might never fit beside many small ones.
         """
-        flush = _Flush[P](self._max_rows, self._max_bytes)
+        flush = _Flush[P](_rows_left=self._max_rows, _bytes_left=self._max_bytes)
         share = max(1, self._max_rows // len(self._waiting))
         full = self._move_turn(flush, share)
         if self._waiting and not full:
