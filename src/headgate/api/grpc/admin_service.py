@@ -11,17 +11,19 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, id_of, moment, span, state_of
+from headgate.api.grpc.codec import at_us, moment, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.system_codec import system_info
 from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
+from headgate.control.system import System
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
-from headgate.domain.ids import IdKind
+from headgate.domain.ids import IdKind, id_from_bytes
 from headgate.domain.retention import RetentionRules
 from headgate.domain.timestamps import MICROSECOND
-from headgate.domain.validation import check_integer, to_ms
-from headgate.domain.views import Pause, Status, Target, TargetKind
+from headgate.domain.validation import MILLISECOND, check_integer, to_ms
+from headgate.domain.views import AuditFilter, Pause, Status, Target, TargetKind
 from headgate.wire import admin_pb2 as pb
 
 NAME: Final = "headgate.v1.AdminService"
@@ -33,8 +35,8 @@ Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AdminService:
     """One method per call."""
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+    def __init__(self, admin: Admin, system: System) -> None:
+        self._admin, self._system = admin, system
 
     async def pause(self, request: pb.PauseRequest, _call: Call) -> pb.PauseResponse:
         """Stop dispatch of a target."""
@@ -44,9 +46,9 @@ class AdminService:
 
     async def resume(self, request: pb.ResumeRequest, _call: Call) -> pb.ResumeResponse:
         """Resume dispatch of a target."""
-        return pb.ResumeResponse(
-            changed=await self._admin.resume(caller(), _target(request.target), reason=request.reason)
-        )
+        since = moment(request.since_us, field="since_us") if request.since_us else None
+        changed = await self._admin.resume(caller(), _target(request.target), reason=request.reason, since=since)
+        return pb.ResumeResponse(changed=changed)
 
     async def status(self, _request: pb.StatusRequest, _call: Call) -> pb.StatusResponse:
         """Pauses, topics, instances, retention."""
@@ -88,7 +90,9 @@ class AdminService:
 
     async def list_workers(self, request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
         """The connected workers."""
+        found = await self._admin.workers(caller(), running=request.running)
         return pb.ListWorkersResponse(
+            more_running=found.more_running,
             workers=[
                 pb.WorkerInfo(
                     worker=one.worker,
@@ -97,13 +101,33 @@ class AdminService:
                     holding=one.holding,
                     credit=one.credit,
                     quiet=one.quiet,
+                    standby=one.standby,
                     running=[
                         pb.RunningJob(id=job.id.bytes, topic=job.topic, attempt=job.attempt, since_us=at_us(job.since))
                         for job in one.running
                     ],
+                    client=one.client,
+                    pull=one.pull,
+                    connected_us=at_us(one.connected_at),
+                    seen_us=at_us(one.seen_at),
+                    assigned_us=at_us(one.assigned_at),
+                    silent=one.silent,
+                    skew_ms=None if one.skew is None else one.skew // MILLISECOND,
                 )
-                for one in await self._admin.workers(caller(), running=request.running)
-            ]
+                for one in found.workers
+            ],
+            lost=[
+                pb.LostWorker(
+                    worker=one.worker,
+                    instance=one.instance,
+                    at_us=at_us(one.at),
+                    reason=one.reason,
+                    holding=one.holding,
+                    topics=one.topics,
+                    pull=one.pull,
+                )
+                for one in found.lost
+            ],
         )
 
     async def find_ids(self, request: pb.FindIdsRequest, _call: Call) -> pb.FindIdsResponse:
@@ -129,8 +153,18 @@ class AdminService:
 
     async def list_audit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:
         """Audit entries, newest first."""
-        found = await self._admin.audit(caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE)
+        wanted = AuditFilter(
+            actor=request.actor,
+            verb=request.verb,
+            target=request.target,
+            since=moment(request.since_us, field="since_us") if request.since_us else None,
+            until=moment(request.until_us, field="until_us") if request.until_us else None,
+        )
+        found = await self._admin.audit(
+            caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE, wanted=wanted
+        )
         return pb.ListAuditResponse(
+            next_before=found.next_before or 0,
             entries=[
                 pb.AuditEntry(
                     no=one.no,
@@ -141,9 +175,10 @@ class AdminService:
                     target=one.target,
                     reason=one.reason,
                     detail_json=json.dumps(one.detail) if one.detail else "",
+                    tenant=one.tenant,
                 )
-                for one in found
-            ]
+                for one in found.entries
+            ],
         )
 
     async def set_retention(self, request: pb.SetRetentionRequest, _call: Call) -> pb.RetentionRules:
@@ -155,6 +190,10 @@ class AdminService:
         }
         return _rules(await self._admin.set_retention(caller(), changes, reason=request.reason))
 
+    async def get_system(self, _request: pb.GetSystemRequest, _call: Call) -> pb.SystemInfo:
+        """What the installation runs with."""
+        return system_info(await self._system.report(caller()))
+
     async def run_retention(self, _request: pb.RunRetentionRequest, _call: Call) -> pb.RunRetentionResponse:
         """One retention pass."""
         done = await self._admin.run_retention(caller())
@@ -163,9 +202,9 @@ class AdminService:
         )
 
 
-def methods(admin: Admin) -> grpc.GenericRpcHandler:
+def methods(admin: Admin, system: System) -> grpc.GenericRpcHandler:
     """The service's methods."""
-    service = AdminService(admin)
+    service = AdminService(admin, system)
     return grpc_service(
         NAME,
         {
@@ -183,6 +222,7 @@ def methods(admin: Admin) -> grpc.GenericRpcHandler:
             "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
             "FindIds": unary(service.find_ids, pb.FindIdsRequest, pb.FindIdsResponse),
             "SetRetention": unary(service.set_retention, pb.SetRetentionRequest, pb.RetentionRules),
+            "GetSystem": unary(service.get_system, pb.GetSystemRequest, pb.SystemInfo),
             "RunRetention": unary(service.run_retention, pb.RunRetentionRequest, pb.RunRetentionResponse),
         },
     )
@@ -233,12 +273,16 @@ def _status(status: Status) -> pb.StatusResponse:
                 waiting_since_us=at_us(one.waiting_since),
                 ageing_step_us=0 if one.ageing_step is None else one.ageing_step // MICROSECOND,
                 unhandled=one.unhandled,
+                declared=one.declared,
+                max_running=one.max_running,
+                max_backlog=one.max_backlog,
                 flows=[
                     pb.FlowMinute(
                         minute_us=at_us(flow.minute),
                         submitted=flow.submitted,
                         completed=flow.completed,
                         retried=flow.retried,
+                        failed=flow.failed,
                         dead=flow.dead,
                     )
                     for flow in one.flows
@@ -264,6 +308,8 @@ def _status(status: Status) -> pb.StatusResponse:
             oldest_waiting=str(status.retention.oldest_waiting or ""),
         ),
         handled=sorted(status.handled or ())[: limits.HANDLED_TOPICS_MAX],
+        tenant=status.tenant,
+        subject=status.subject,
     )
 
 
@@ -293,4 +339,4 @@ def _answers(answers: Sequence[JobAnswer]) -> pb.JobsResponse:
 def _ids(raw: Sequence[bytes]) -> list[UUID]:
     if len(raw) > limits.VERB_MAX_JOBS:  # before anything is made of them
         raise TooLarge("ids", size=len(raw), limit=limits.VERB_MAX_JOBS, unit="jobs", hint="make several calls")
-    return [id_of(one, field="ids") for one in raw]
+    return [id_from_bytes(one, field="ids") for one in raw]

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Final
 
 from headgate.control.auth import TokenValidator
 from headgate.control.permissions import Rule
 from headgate.domain import limits
 from headgate.domain.identity import Identity
+from headgate.domain.request_ids import HEADER, is_request_id
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("caller")
 """Set by the guard for the task of a call, and inherited by the tasks that it starts."""
@@ -23,6 +25,11 @@ class Turns:
 
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.REQUESTS_AT_ONCE))
     hellos: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HELLOS_AT_ONCE))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a request would have to wait."""
+        return self.calls.locked() or self.hellos.locked()
 
 
 @dataclass(slots=True)  # frozen would take three times as long to make, for every call
@@ -50,6 +57,14 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
         if name == "authorization" and isinstance(value, str) and value[:7].lower() == "bearer ":
             return value[7:].strip()
     return ""
+
+
+def request_id_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The id that the client has given the call, or a new one."""
+    for name, value in metadata or ():
+        if name == HEADER and is_request_id(value):
+            return str(value)
+    return token_hex(8)
 
 
 def caller() -> Identity:

@@ -12,6 +12,7 @@ from headgate.api.grpc.methods import Context, grpc_service, unary
 from headgate.control.batches import Batches
 from headgate.domain import limits
 from headgate.domain.dependencies import BatchStatus
+from headgate.domain.ids import id_from_bytes
 from headgate.wire import batches_pb2 as pb
 
 
@@ -27,7 +28,7 @@ class BatchService:
             caller(),
             request.on_done if request.HasField("on_done") else None,
             submit_codec.submission_of,
-            batch_id=codec.id_of(request.id, field="id") if request.id else None,
+            batch_id=id_from_bytes(request.id) if request.id else None,
             name=request.name,
             needs=submit_codec.needs_of(request.needs),
             on_failure=submit_codec.on_failure_of(request.on_failure),
@@ -37,18 +38,18 @@ class BatchService:
 
     async def seal_batch(self, request: pb.SealBatchRequest, _call: Context) -> pb.BatchInfo:
         """No more members."""
-        return info(await self._batches.seal(caller(), codec.id_of(request.id, field="id")))
+        return info(await self._batches.seal(caller(), id_from_bytes(request.id)))
 
     async def get_batch(self, request: pb.GetBatchRequest, _call: Context) -> pb.BatchInfo:
-        """A batch as it stands."""
-        return info(await self._batches.get(caller(), codec.id_of(request.id, field="id")))
+        """A batch as it is now."""
+        return info(await self._batches.get(caller(), id_from_bytes(request.id)))
 
     async def list_batches(self, request: pb.ListBatchesRequest, _call: Context) -> pb.ListBatchesResponse:
         """Batches, newest first."""
         found, following = await self._batches.list(
             caller(),
             open_only=request.open,
-            before=codec.id_of(request.before, field="before") if request.before else None,
+            before=id_from_bytes(request.before, field="before") if request.before else None,
             limit=request.limit or limits.PAGE_DEFAULT,
         )
         return pb.ListBatchesResponse(

@@ -8,12 +8,12 @@ from uuid import UUID
 import grpc
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, duration, id_of, state_counts, state_of
+from headgate.api.grpc.codec import at_us, duration, state_counts, state_of
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.bulk import Bulk, Request
 from headgate.domain import limits
-from headgate.domain.bulk import BulkOperation, JobLine
-from headgate.domain.ids import parse_job_id
+from headgate.domain.bulk import BulkOperation, DeadGroup, JobLine
+from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import bulk_pb2 as pb
 from headgate.wire import jobs_pb2
 
@@ -38,7 +38,9 @@ class BulkService:
             cursor=request.cursor,
             oldest=request.oldest_first,
         )
-        return pb.ListJobsResponse(jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor)
+        return pb.ListJobsResponse(
+            jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor, partial=page.partial
+        )
 
     async def count_jobs(self, request: pb.CountJobsRequest, _call: Call) -> pb.CountJobsResponse:
         """The number of jobs that match."""
@@ -51,19 +53,7 @@ class BulkService:
         who = caller()
         found = await self._jobs.dead_groups(who, request.topic, limit=request.limit or GROUPS_DEFAULT)
         return pb.ListDeadGroupsResponse(
-            groups=[
-                pb.DeadGroup(
-                    topic=group.topic,
-                    group=group.group,
-                    title=group.title,
-                    count=group.count,
-                    first_us=at_us(group.first_at),
-                    last_us=at_us(group.last_at),
-                    sample_id=group.sample_id.bytes,
-                    sample_error=group.sample_error,
-                )
-                for group in found.groups
-            ],
+            groups=[dead_group(one) for one in found.groups],
             looked_at=found.looked_at,
             exact=found.exact,
         )
@@ -105,6 +95,20 @@ class BulkService:
         return _operation(await self._jobs.cancel(caller(), _id(request.id), reason=request.reason))
 
 
+def dead_group(group: DeadGroup) -> pb.DeadGroup:
+    """A group of similar errors."""
+    return pb.DeadGroup(
+        topic=group.topic,
+        group=group.group,
+        title=group.title,
+        count=group.count,
+        first_us=at_us(group.first_at),
+        last_us=at_us(group.last_at),
+        sample_id=group.sample_id.bytes,
+        sample_error=group.sample_error,
+    )
+
+
 def bulk_methods(service: BulkService) -> grpc.GenericRpcHandler:
     """The service's methods."""
     return grpc_service(
@@ -123,7 +127,7 @@ def bulk_methods(service: BulkService) -> grpc.GenericRpcHandler:
 
 
 def _id(raw: bytes) -> UUID:
-    return parse_job_id(id_of(raw, field="id"))
+    return parse_job_id(id_from_bytes(raw))
 
 
 def _request(plan: pb.BulkPlan) -> Request:
@@ -153,6 +157,7 @@ def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:
         claimed_us=at_us(job.claimed_at),
         finished_us=at_us(job.finished_at),
         last_error=job.last_error or "",
+        tags=job.tags,
     )
 
 
@@ -184,5 +189,5 @@ def _operation(one: BulkOperation) -> pb.BulkOperation:
         touched_us=at_us(one.touched_at),
         finished_us=at_us(one.finished_at),
         instance=one.instance,
-        topics=sorted(one.topics or ()),
+        topics=[] if one.topics is None else one.topics.listed,
     )

@@ -1,16 +1,14 @@
-"""Values that several services translate between the wire and the domain: ids, times, states, jobs as read."""
+"""Values that several services translate between the wire and the domain: times, states, jobs as read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
-from uuid import UUID
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.dependencies import Met, Needs, Relation
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import ID_BYTES
 from headgate.domain.states import State
 from headgate.domain.timestamps import from_unix_us, unix_us
 from headgate.domain.views import JobView
@@ -57,13 +55,6 @@ def span(milliseconds: int, field: str) -> timedelta:
     return milliseconds * _MS
 
 
-def id_of(raw: bytes, *, field: str) -> UUID:
-    """The UUID of 16 bytes."""
-    if len(raw) != ID_BYTES:
-        raise InvalidInput(field, f"has {len(raw)} bytes; it must be the 16 bytes of a UUID")
-    return UUID(bytes=raw)
-
-
 def needs_word(needs: Needs) -> jobs_pb2.Needs.ValueType:
     """The number on the wire."""
     return jobs_pb2.Needs.ValueType(int(needs))
@@ -97,16 +88,17 @@ def job_info(job: JobView) -> jobs_pb2.JobInfo:
         finished_us=at_us(job.finished_at),
         last_error=job.last_error or "",
         headers=job.headers,
+        tags=job.tags,
         deadline_us=at_us(job.deadline),
         payload=job.payload or b"",
         result=job.result or b"",
         unique_key=job.dependencies.unique_key,
-        parents=_relations(job.dependencies.parents),
+        parents=_relations(job.dependencies.parents) if job.dependencies.parents else (),
         parent_count=job.dependencies.parent_count,
-        children=_relations(job.dependencies.children),
+        children=_relations(job.dependencies.children) if job.dependencies.children else (),
         child_count=job.dependencies.child_count,
         batch_id=job.dependencies.batch_id.bytes if job.dependencies.batch_id else b"",
-        lineage=_lineage(job),
+        lineage=None if job.lineage is None else _lineage(*job.lineage),
         progress=jobs_pb2.Progress(**progress) if progress else None,  # type: ignore[arg-type]  # written by us
         events=[
             jobs_pb2.Event(
@@ -123,16 +115,15 @@ def job_info(job: JobView) -> jobs_pb2.JobInfo:
                 error_type=event.error_type or "",
                 error_message=event.error_message or "",
                 error_trace=event.error_trace or "",
+                no=event.no,
             )
             for event in job.events
         ],
+        older_events=job.older_events,
     )
 
 
-def _lineage(job: JobView) -> jobs_pb2.Lineage | None:
-    if job.lineage is None:
-        return None
-    name, occurrence, triggered = job.lineage
+def _lineage(name: str, occurrence: datetime, triggered: bool) -> jobs_pb2.Lineage:  # noqa: FBT001 - as it is stored
     return jobs_pb2.Lineage(schedule=name, occurrence_us=at_us(occurrence), triggered=triggered)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 import grpc
 
 from headgate.domain.errors import HeadgateError, InvalidInput, shortened
+from headgate.domain.log_fields import REQUEST_ID
+from headgate.domain.request_ids import HEADER
 from headgate.wire import jobs_pb2
 
 STATUS: Final = {
     "invalid_input": grpc.StatusCode.INVALID_ARGUMENT,
+    "payload_mismatch": grpc.StatusCode.INVALID_ARGUMENT,
     "invalid_filter": grpc.StatusCode.INVALID_ARGUMENT,
     "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "not_found": grpc.StatusCode.NOT_FOUND,
@@ -20,6 +22,7 @@ STATUS: Final = {
     "bulk_conflict": grpc.StatusCode.ALREADY_EXISTS,
     "refused": grpc.StatusCode.FAILED_PRECONDITION,
     "wrong_state": grpc.StatusCode.FAILED_PRECONDITION,
+    "stale_lease": grpc.StatusCode.FAILED_PRECONDITION,
     "dependency_cycle": grpc.StatusCode.FAILED_PRECONDITION,
     "batch_sealed": grpc.StatusCode.FAILED_PRECONDITION,
     "unique_taken": grpc.StatusCode.FAILED_PRECONDITION,
@@ -28,11 +31,14 @@ STATUS: Final = {
     "protocol_error": grpc.StatusCode.FAILED_PRECONDITION,
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     "token_revoked": grpc.StatusCode.UNAUTHENTICATED,
+    "credentials_unavailable": grpc.StatusCode.UNAVAILABLE,
     "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "backlog_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "session_overflow": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "slow_reader": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "too_many_streams": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "superseded": grpc.StatusCode.ABORTED,
     "unknown_jobs": grpc.StatusCode.ABORTED,
@@ -64,16 +70,6 @@ class ProtocolError(HeadgateError):
     code = "protocol_error"
 
 
-class RequestTimeout(HeadgateError):
-    """The peer began a call or a stream and did not send its whole first message in time."""
-
-    code = "request_timeout"
-
-    def __init__(self, within: timedelta) -> None:
-        super().__init__(f"no complete message arrived within {within.total_seconds():g} s; call again")
-        self.within = within
-
-
 class UnknownMethod(HeadgateError):
     """The server has no such method."""
 
@@ -94,6 +90,32 @@ def text_of(error: HeadgateError) -> str:
     return shortened(str(error), TEXT_MAX_CHARS)
 
 
+def retry_info(status: grpc.StatusCode, text: str, wait_ms: int) -> bytes:
+    """A google.rpc.Status with a RetryInfo, which gRPC clients of any language know how to read.
+
+    Written by hand: two messages of three fields do not justify a dependency.
+    """
+    seconds, rest = divmod(wait_ms, 1000)
+    delay = _field(1, seconds) + _field(2, rest * 1_000_000)  # google.protobuf.Duration: seconds, nanos
+    packed = _field(1, b"type.googleapis.com/google.rpc.RetryInfo") + _field(2, _field(1, delay))
+    return _field(1, status.value[0]) + _field(2, text.encode("utf-8", "replace")) + _field(3, packed)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """One field of a protobuf message: a varint, or bytes with their length."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value) if value else b""
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
 def message_of(error: HeadgateError) -> jobs_pb2.Error:
     """The error as a message, for streams that continue and for results of single items."""
     return jobs_pb2.Error(
@@ -111,9 +133,16 @@ async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: HeadgateE
     the garbage collector frees, after thousands of refused calls. So callers drop references to large objects first.
     """
     error.__traceback__ = None
-    trailers = (("headgate-code", error.code), ("headgate-retry-after-ms", str(getattr(error, "retry_after_ms", 0))))
+    status, text, wait = status_of(error), text_of(error), getattr(error, "retry_after_ms", 0)
+    trailers: tuple[tuple[str, str | bytes], ...] = (
+        ("headgate-code", error.code),
+        ("headgate-retry-after-ms", str(wait)),
+        (HEADER, REQUEST_ID.get()),
+    )
+    if wait:
+        trailers += (("grpc-status-details-bin", retry_info(status, text, wait)),)
     try:
-        await context.abort(status_of(error), text_of(error), trailers)
+        await context.abort(status, text, trailers)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None  # the peer has left: nothing to answer or log
     raise AssertionError  # abort never returns

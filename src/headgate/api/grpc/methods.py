@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from headgate.api.errors import RequestTimeout
 from headgate.api.grpc.auth import ADMISSION
-from headgate.api.grpc.errors import RequestTimeout, end_with
+from headgate.api.grpc.errors import end_with
 from headgate.api.grpc.shapes import Shape
 from headgate.control.permissions import RULES, Rule
 from headgate.domain import failpoints, limits
@@ -28,7 +29,6 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Serve: TypeAlias = "Callable[[object, Context], Awaitable[None]]"
 Method: TypeAlias = Callable[[Rule], Handler]
 """A method of a service, built when its rule is known."""
-TURN_AGAIN_MS: Final = 1_000
 
 
 class Unreadable:
@@ -74,7 +74,7 @@ async def first_message(stream: Context, kind: type[Request], *, hello: bool = F
                 await turns.acquire()
         except TimeoutError:
             waited = "too many requests with this token are incomplete"
-            raise Overloaded(waited, retry_after_ms=TURN_AGAIN_MS) from None
+            raise Overloaded(waited, retry_after_ms=limits.TURN_AGAIN_MS) from None
     else:
         await turns.acquire()
     try:
@@ -85,29 +85,21 @@ async def first_message(stream: Context, kind: type[Request], *, hello: bool = F
     finally:
         turns.release()
     admission.renew()
-    return _taken(message, kind)
-
-
-async def next_message(stream: Context, kind: type[Request]) -> Request | None:
-    """The next message of a stream; None at its end. Raises InvalidInput or TooLarge if it is refused."""
-    return _taken(await stream.read(), kind)
-
-
-def _taken(message: object, kind: type[Request]) -> Request | None:
     if isinstance(message, Unreadable):
         raise message.error
     return message if isinstance(message, kind) else None  # else grpc.aio.EOF
 
 
-async def _only_message(stream: Context, kind: type[Request]) -> Request:
-    """The single request of a call."""
-    try:
-        message = await first_message(stream, kind)
-        if message is None:
-            raise InvalidInput("message", f"is missing; send one {kind.DESCRIPTOR.full_name}")
-    except HeadgateError as error:
-        await end_with(stream, error)
-    return message
+async def next_message(stream: Context, kind: type[Request]) -> Request | None:
+    """The next message of a stream; None at its end. Raises InvalidInput or TooLarge if it is refused."""
+    message: object = await stream.read()
+    if isinstance(message, Unreadable):
+        raise message.error
+    return message if isinstance(message, kind) else None  # else grpc.aio.EOF
+
+
+def _missing(kind: type[Message]) -> InvalidInput:
+    return InvalidInput("message", f"is missing; send one {kind.DESCRIPTOR.full_name}")
 
 
 # ---------------------------------------------------------------------- kinds of methods
@@ -119,8 +111,11 @@ def unary(
     """One request, one response; a HeadgateError that `answer` raises becomes the status of the call."""
 
     async def call(_requests: object, context: Context) -> Response:
-        message = await _only_message(context, request)
+        message = None
         try:
+            message = await first_message(context, request)
+            if message is None:
+                raise _missing(request)
             reply = await answer(message, context)
             if failpoints.armed:
                 await failpoints.armed.reach("call.before_reply")
@@ -145,7 +140,13 @@ def server_stream(
     """One request, many responses. `bounded` applies before the request is read."""
 
     async def call(_requests: object, context: Context) -> None:
-        await serve(await _only_message(context, request), context)
+        try:
+            message = await first_message(context, request)
+            if message is None:
+                raise _missing(request)
+        except HeadgateError as error:
+            await end_with(context, error)
+        await serve(message, context)
 
     return bidi_stream(bounded(call), request, response)
 

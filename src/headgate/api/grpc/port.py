@@ -7,7 +7,8 @@ from typing import Final
 import grpc
 
 from headgate.api.grpc.guard import Guard
-from headgate.api.grpc.tls import Tls
+from headgate.api.grpc.tls import credentials
+from headgate.api.tls import Tls
 from headgate.domain import limits
 from headgate.domain.errors import InvalidSetting
 
@@ -29,19 +30,21 @@ def new_server(guard: Guard, *, shared_port: bool, connections: int) -> grpc.aio
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.max_metadata_size", 16_384),
-            # No compression (1: "identity" alone): our clients do not compress, and a few bytes of a stranger's could
-            # stand for many. Compressed messages are refused, and nothing is inflated.
+            # No compression (1: "identity" alone): our clients do not compress, and a caller without a token could send
+            # a few bytes that stand for many. Compressed messages are refused, and nothing is inflated.
             ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.per_message_decompression", 0),
             # Streams that were reset and are not put away yet count against the 1,000: else a peer that opens and
             # resets streams makes this loop look at hundreds of thousands of them (ADR 25).
             ("grpc.http.overload_protection", 1),
             # What is sent and not read yet is kept in memory. It is bounded by the window of its stream, 64 KiB;
-            # probing for bandwidth would make that megabytes. Calls that were not looked at yet are bounded too.
+            # probing for bandwidth would make that megabytes.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
-            ("grpc.server.max_pending_requests", 2_000),
-            ("grpc.server.max_pending_requests_hard_limit", 3_000),
+            # Calls that were not looked at yet are bounded too: ever more of them are cancelled between these numbers,
+            # of any caller. Ten connections without a token, with 1,000 streams each, do not come to that.
+            ("grpc.server.max_pending_requests", 10_000),
+            ("grpc.server.max_pending_requests_hard_limit", 15_000),
             # A peer that has not sent a whole preface by then is no client of ours, and keeps a descriptor.
             ("grpc.server_handshake_timeout_ms", 10_000),
         ],
@@ -52,6 +55,6 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
     """Open the port; returns its number. Raises InvalidSetting."""
     where = f"{host}:{port}"
     try:
-        return server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.credentials())
+        return server.add_insecure_port(where) if tls is None else server.add_secure_port(where, credentials(tls))
     except RuntimeError as error:
         raise InvalidSetting("--port", f"cannot listen on {where}", hint="check whether it is in use") from error

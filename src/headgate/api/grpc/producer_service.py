@@ -17,6 +17,7 @@ from headgate.control.auth import TokenValidator
 from headgate.control.jobs import Jobs
 from headgate.control.revocation import OpenCalls
 from headgate.control.submit import Submits
+from headgate.domain.ids import id_from_bytes
 from headgate.wire import jobs_pb2
 from headgate.wire import producer_pb2 as pb
 
@@ -50,19 +51,20 @@ class ProducerService:
         return pb.SubmitBatchResponse(receipts=map(submit_codec.receipt_of, results))
 
     async def get_job(self, request: pb.GetJobRequest, _call: Context) -> jobs_pb2.JobInfo:
-        """One job as it stands."""
+        """One job as it is now."""
         found = await self.jobs.get(
             caller(),
-            codec.id_of(request.id, field="id"),
+            id_from_bytes(request.id),
             payload=request.with_payload,
             result=request.with_result,
             events=request.with_events,
+            events_before=request.events_before,
         )
         return codec.job_info(found)
 
     async def wait_result(self, request: pb.WaitResultRequest, _call: Context) -> jobs_pb2.JobInfo:
-        """The job when it has ended, or as it stands when the time is over."""
-        job_id = codec.id_of(request.id, field="id")
+        """The job when it has ended, or as it is when the time is over."""
+        job_id = id_from_bytes(request.id)
         return codec.job_info(await self.jobs.wait(caller(), job_id, seconds=request.wait_ms / 1000))
 
 

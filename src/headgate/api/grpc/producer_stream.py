@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Final
 
 from headgate.api.grpc import submit_codec
@@ -17,7 +18,7 @@ from headgate.domain.identity import Scope
 from headgate.wire import producer_pb2 as pb
 
 REPLIES_WAITING: Final = 1_024
-FAREWELL_SECONDS: Final = 2.0
+LAST_WRITE_SECONDS: Final = 2.0
 """How long a producer has to read its last replies when its stream must end."""
 
 
@@ -50,7 +51,7 @@ class ProducerStream:
             raise asyncio.CancelledError from None  # the peer has left: there is nothing to answer or log
         hello.tenant = caller().tenant
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LAST_WRITE_SECONDS):
                 await stream.write(pb.ProducerReply(hello_ack=hello))
         except TimeoutError:
             raise asyncio.CancelledError from None  # the peer reads nothing
@@ -61,7 +62,7 @@ class ProducerStream:
         for end in ends:
             if isinstance(end, HeadgateError):
                 try:
-                    async with asyncio.timeout(FAREWELL_SECONDS):
+                    async with asyncio.timeout(LAST_WRITE_SECONDS):
                         await end_with(stream, end)
                 except TimeoutError:
                     raise asyncio.CancelledError from None  # gRPC keeps the status until the peer reads, or leaves
@@ -88,7 +89,7 @@ class ProducerStream:
             if not revoked.done():
                 await asyncio.wait((answered, writer, revoked), return_when=asyncio.FIRST_COMPLETED)
             if revoked.done():  # not for long: it may never read its replies
-                await asyncio.wait((answered, writer), timeout=FAREWELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((answered, writer), timeout=LAST_WRITE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -111,7 +112,7 @@ class ProducerStream:
                 identity = self._validator.recheck(identity)
                 identity.require(Scope.SUBMIT)
                 await self._replies.promise()
-                reply = _Reply(frame.seq, self._replies)
+                answered, failed = partial(self._replies.answer, frame.seq), partial(self._replies.fail, frame.seq)
                 try:
                     if greeted and frame.HasField("hello"):
                         raise ProtocolError("hello was said already; nothing of this frame was written")
@@ -121,34 +122,17 @@ class ProducerStream:
                         frame.jobs,
                         submit_codec.submission_of,
                         self._account,
-                        done=reply.done,
-                        failed=reply.failed,
-                        declared=submit_codec.declared_of(frame.plain),
+                        done=answered,
+                        failed=failed,
+                        declared=submit_codec.declared_of(frame.plain) if frame.plain.HasField("declared") else None,
                     )
                 except HeadgateError as error:
-                    reply.failed(error)
+                    failed(error)
                 except asyncio.CancelledError:  # before it was queued: nothing of it was written
-                    reply.failed(ShuttingDown("this instance is shutting down; send it to another one"))
+                    failed(ShuttingDown("this instance is shutting down; send it to another one"))
                     raise
             greeted, frame = True, None  # not kept while the next one is waited for, which may take hours
             frame = await next_message(self._stream, pb.ProducerFrame)
-
-
-class _Reply:
-    """The reply to one frame."""
-
-    __slots__ = ("_replies", "_seq")
-
-    def __init__(self, seq: int, replies: _Replies) -> None:
-        self._seq, self._replies = seq, replies
-
-    def done(self, results: list[SubmitResult]) -> None:
-        """It is committed; `results` are the jobs that were not simply created."""
-        self._replies.keep(pb.ProducerReply(seq=self._seq, exceptions=map(submit_codec.receipt_of, results)))
-
-    def failed(self, error: HeadgateError) -> None:
-        """Nothing of it was written."""
-        self._replies.keep(pb.ProducerReply(seq=self._seq, error=message_of(error)))
 
 
 class _Replies:
@@ -167,10 +151,17 @@ class _Replies:
         self._promised += 1
         self._none_promised.clear()
 
-    def keep(self, reply: pb.ProducerReply) -> None:
-        """Queue a reply that was promised."""
+    def answer(self, seq: int, results: list[SubmitResult]) -> None:
+        """Queue the reply to a frame that is committed; `results` are the jobs that were not simply created."""
         self._promised -= 1
-        self._queue.put_nowait(reply)
+        self._queue.put_nowait(pb.ProducerReply(seq=seq, exceptions=map(submit_codec.receipt_of, results)))
+        if not self._promised:
+            self._none_promised.set()
+
+    def fail(self, seq: int, error: HeadgateError) -> None:
+        """Queue the reply to a frame of which nothing was written."""
+        self._promised -= 1
+        self._queue.put_nowait(pb.ProducerReply(seq=seq, error=message_of(error)))
         if not self._promised:
             self._none_promised.set()
 

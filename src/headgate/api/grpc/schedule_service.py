@@ -8,12 +8,12 @@ import grpc
 
 from headgate.api.grpc import schedule_codec as codec
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, id_of, moment
+from headgate.api.grpc.codec import at_us, moment
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.control.schedules import Schedules
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import parse_job_id
+from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import schedules_pb2 as pb
 
 Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -61,14 +61,15 @@ class ScheduleService:
 
     async def resume(self, request: pb.ResumeScheduleRequest, _call: Call) -> pb.Schedule:
         """Fire again."""
-        return codec.schedule(await self._schedules.resume(caller(), request.name, reason=request.reason))
+        since = moment(request.paused_us, field="paused_us") if request.paused_us else None
+        return codec.schedule(await self._schedules.resume(caller(), request.name, reason=request.reason, since=since))
 
     async def trigger(self, request: pb.TriggerScheduleRequest, _call: Call) -> pb.TriggerScheduleResponse:
         """Create one job now."""
         job_id, created = await self._schedules.trigger(
             caller(),
             request.name,
-            request=parse_job_id(id_of(request.request_id, field="request_id"), field="request_id"),
+            request=parse_job_id(id_from_bytes(request.request_id, field="request_id"), field="request_id"),
             reason=request.reason,
         )
         return pb.TriggerScheduleResponse(job_id=job_id.bytes, created=created)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
-from uuid import UUID
 
-from headgate.api.grpc.codec import id_of, moment, retry_policy, span
+from headgate.api.grpc.codec import moment, retry_policy, span
 from headgate.api.grpc.errors import message_of
 from headgate.control.submit import SubmitResult
 from headgate.domain.dependencies import Needs, OnConflict, OnParentFailure, Unique
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import ID_BYTES, JobId, TenantName, TopicName, parse_job_id
+from headgate.domain.ids import JobId, TenantName, TopicName, id_from_bytes, parse_job_id
 from headgate.domain.jobs import JobRules, Submission
 from headgate.domain.states import Word
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_deadline, check_run_at
 from headgate.wire import producer_pb2 as pb
 
@@ -27,7 +27,7 @@ def is_plain(job: pb.NewJob) -> bool:
 
 
 def submission_of(
-    job: pb.NewJob, *, tenant: str, make_id: Callable[[], JobId], sees: frozenset[str] | None = None
+    job: pb.NewJob, *, tenant: str, make_id: Callable[[], JobId], sees: TopicSet | None = None
 ) -> Submission:
     """One job to submit; raises InvalidInput naming the field. `sees`: topics whose jobs it may refer to."""
     if job.delay_ms and job.run_at_us:
@@ -38,7 +38,7 @@ def submission_of(
         tenant=TenantName(tenant),
         topic=TopicName(job.topic),
         sees=sees,
-        id=parse_job_id(UUID(bytes=job.id)) if len(job.id) == ID_BYTES else _no_id(job.id, make_id),
+        id=parse_job_id(id_from_bytes(job.id)) if job.id else make_id(),
         payload=job.payload,
         priority=job.priority if job.HasField("priority") else None,
         delay=delay,
@@ -54,10 +54,10 @@ def submission_of(
         limit_key=job.limit_key or None,
         new_id=job.new_id or not job.id,
         unique=_unique(job.unique) if job.HasField("unique") else None,
-        depends_on=[id_of(one, field="depends_on") for one in job.depends_on],
+        depends_on=[id_from_bytes(one, field="depends_on") for one in job.depends_on],
         needs=needs_of(job.needs).label,
         on_parent_failure=on_failure_of(job.on_parent_failure).label,
-        batch=id_of(job.batch, field="batch") if job.batch else None,
+        batch=id_from_bytes(job.batch, field="batch") if job.batch else None,
     )
 
 
@@ -111,12 +111,6 @@ def _unique(unique: pb.Unique) -> Unique:
         on_conflict=_member(OnConflict, unique.on_conflict, field="on_conflict").label,
         debounce_max=span(unique.debounce_max_ms, "debounce_max_ms") if unique.debounce_max_ms else None,
     )
-
-
-def _no_id(given: bytes, make_id: Callable[[], JobId]) -> JobId:
-    if given:
-        raise InvalidInput("id", f"has {len(given)} bytes; it must be the 16 bytes of a UUID, or empty")
-    return make_id()
 
 
 def _due_at(microseconds: int, *, field: str) -> datetime:

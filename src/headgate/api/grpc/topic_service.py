@@ -1,4 +1,4 @@
-"""TopicService. Translates and delegates to control/topics.py."""
+"""TopicService. Translates and delegates to control/topics.py and control/topic_policies.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import grpc
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, policy_message, retry_policy, span
 from headgate.api.grpc.methods import grpc_service, unary
+from headgate.control.topic_policies import TopicPolicies
 from headgate.control.topics import Topics
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.topic_limits import Rate
+from headgate.domain.topic_policy import PolicyChange, PolicyVersion
 from headgate.domain.topic_rules import LIMITS, RULES, Declaration
 from headgate.domain.views import TopicView
 from headgate.wire import topics_pb2 as pb
@@ -24,10 +26,10 @@ _MS: Final = timedelta(milliseconds=1)
 
 
 class TopicService:
-    """ListTopics, GetTopic, SetTopic, ReleaseTopic, DeclareTopics."""
+    """ListTopics, GetTopic, SetTopic, ApplyTopic, ListTopicVersions, ReleaseTopic, DeclareTopics."""
 
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
+    def __init__(self, topics: Topics, policies: TopicPolicies) -> None:
+        self._topics, self._policies = topics, policies
 
     async def list_topics(self, request: pb.ListTopicsRequest, _call: Call) -> pb.ListTopicsResponse:
         """A page of topics by name."""
@@ -44,6 +46,34 @@ class TopicService:
             caller(), request.name, changes_of(request.settings), clear=request.clear, reason=request.reason
         )
         return topic_info(view)
+
+    async def apply_topic(self, request: pb.ApplyTopicRequest, _call: Call) -> pb.ApplyTopicResponse:
+        """Set what a document names."""
+        applied = await self._policies.apply(
+            caller(),
+            request.name,
+            changes_of(request.settings),
+            clear=request.clear,
+            prune=request.prune,
+            version=request.version if request.HasField("version") else None,
+            dry_run=request.dry_run,
+            reason=request.reason,
+        )
+        return pb.ApplyTopicResponse(
+            topic=None if applied.topic is None else topic_info(applied.topic),
+            before_version=applied.before_version,
+            changes=map(_change, applied.changes),
+            dry_run=applied.dry_run,
+        )
+
+    async def list_topic_versions(
+        self, request: pb.ListTopicVersionsRequest, _call: Call
+    ) -> pb.ListTopicVersionsResponse:
+        """A page of versions, newest first."""
+        found = await self._policies.history(
+            caller(), request.name, before=request.before or None, limit=request.limit or 100
+        )
+        return pb.ListTopicVersionsResponse(versions=map(_version, found))
 
     async def release_topic(self, request: pb.ReleaseTopicRequest, _call: Call) -> pb.TopicInfo:
         """Take back what operators have set."""
@@ -77,6 +107,10 @@ def methods(service: TopicService) -> grpc.GenericRpcHandler:
             "ListTopics": unary(service.list_topics, pb.ListTopicsRequest, pb.ListTopicsResponse),
             "GetTopic": unary(service.get_topic, pb.GetTopicRequest, pb.TopicInfo),
             "SetTopic": unary(service.set_topic, pb.SetTopicRequest, pb.TopicInfo),
+            "ApplyTopic": unary(service.apply_topic, pb.ApplyTopicRequest, pb.ApplyTopicResponse),
+            "ListTopicVersions": unary(
+                service.list_topic_versions, pb.ListTopicVersionsRequest, pb.ListTopicVersionsResponse
+            ),
             "ReleaseTopic": unary(service.release_topic, pb.ReleaseTopicRequest, pb.TopicInfo),
             "DeclareTopics": unary(service.declare_topics, pb.DeclareTopicsRequest, pb.DeclareTopicsResponse),
         },
@@ -127,6 +161,31 @@ def topic_info(view: TopicView) -> pb.TopicInfo:
         },
         declared=None if sources.declared is None else _declaration(sources.declared),
         conflict=None if view.conflict is None else _declaration(view.conflict),
+        version=view.version,
+        consumers=view.consumers,
+        standby=view.standby,
+    )
+
+
+def _change(one: PolicyChange) -> pb.PolicyChange:
+    return pb.PolicyChange(
+        setting=one.setting,
+        before=settings_message({one.setting: one.before}),
+        after=settings_message({one.setting: one.after}),
+        before_origin=pb.Origin.ValueType(int(one.before_origin)),
+        after_origin=pb.Origin.ValueType(int(one.after_origin)),
+    )
+
+
+def _version(one: PolicyVersion) -> pb.PolicyVersion:
+    return pb.PolicyVersion(
+        version=one.version,
+        at_us=at_us(one.at),
+        actor=one.actor,
+        verb=one.verb,
+        reason=one.reason,
+        changes=map(_change, one.changes),
+        settings=settings_message(one.settings),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from headgate.api.grpc.codec import at_us, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.dispatch.delivery import ControlFrame, Delivery
+from headgate.dispatch.ports import TopicFacts
 from headgate.dispatch.session_rules import Beat, Extension, Hello, OutcomeFrame, Progress, check_outcome_count
 from headgate.domain import limits
 from headgate.domain.dispatching import Settled
@@ -18,8 +19,9 @@ from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.ids import ID_BYTES
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
+from headgate.domain.progress import progress_values
 from headgate.domain.states import Receipt, State
-from headgate.domain.validation import check_integer, clean_text
+from headgate.domain.validation import clean_text
 from headgate.wire import jobs_pb2, worker_pb2
 
 Uuids: TypeAlias = Callable[[Sequence[bytes]], list[UUID]]
@@ -34,6 +36,8 @@ def hello_of(hello: worker_pb2.Hello, uuids: Uuids) -> Hello:
     return Hello(
         worker_id=hello.worker_id,
         incarnation=hello.incarnation,
+        client=clean_text(hello.client, limits.CLIENT_MAX_CHARS),
+        clock_us=hello.clock_us,
         resumed=hello.resumed,
         declared=len(hello.held.ids),
         ids=lambda: uuids(hello.held.ids),
@@ -127,7 +131,12 @@ def _progress(messages: Sequence[worker_pb2.JobProgress], uuids: Uuids) -> Itera
 def progress_of(message: worker_pb2.JobProgress, uuids: Uuids) -> Progress:
     """How far a job is; raises InvalidInput."""
     check_ids([message.id], [message.epoch], field="progress.id")
-    return uuids([message.id])[0], message.epoch, progress_values(message.progress)
+    reported = message.progress
+    return (
+        uuids([message.id])[0],
+        message.epoch,
+        progress_values(reported.done, reported.total, reported.message, at_us=time.time_ns() // 1000),
+    )
 
 
 def check_parallel(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> None:
@@ -188,24 +197,7 @@ def outcome_of(message: jobs_pb2.Outcome) -> Outcome:
             raise InvalidInput("outcome", "none of completed, failed, nack, abandon, snooze is set")
 
 
-def progress_values(progress: jobs_pb2.Progress) -> dict[str, object]:
-    """The progress of a job; raises InvalidInput."""
-    done = check_integer(progress.done, field="progress.done", low=0, high=2**62)
-    total = check_integer(progress.total, field="progress.total", low=0, high=2**62)
-    if total and done > total:
-        raise InvalidInput("progress.done", f"{done} is more than the total of {total}")
-    message = clean_text(progress.message, limits.REASON_MAX_CHARS)
-    return {"done": done, "total": total, "message": message, "at_us": time.time_ns() // 1000}
-
-
 # ---------------------------------------------------------------------- to workers
-
-
-class TopicFacts(Protocol):
-    """What workers are sent about the topics of their jobs."""
-
-    def topic_name(self, topic_no: int, /) -> str: ...
-    def time_limit_ms(self, topic_no: int, /) -> int | None: ...
 
 
 def jobs_frame(delivery: Delivery, topics: TopicFacts, receipts: ControlFrame | None = None) -> worker_pb2.ServerFrame:
@@ -218,7 +210,7 @@ def jobs_frame(delivery: Delivery, topics: TopicFacts, receipts: ControlFrame | 
     return worker_pb2.ServerFrame(
         receipts=None if receipts is None else _receipts(receipts),
         jobs=worker_pb2.Jobs(
-            ids=raw_ids(delivery.ids),
+            ids=[one.bytes for one in delivery.ids],
             epochs=delivery.epochs,
             payloads=delivery.payloads,
             topic_names=[topics.topic_name(number) for number in distinct],
@@ -295,6 +287,9 @@ def control_frame(control: ControlFrame) -> worker_pb2.ServerFrame:
         frame.error_seq = control.error_seq
     if control.quieted:
         frame.quieted.SetInParent()
+    if control.standby is not None:
+        frame.standby.SetInParent()
+        frame.standby.topics.extend(control.standby)
     return frame
 
 
@@ -321,8 +316,3 @@ def receipt(index: int, settled: Settled | HeadgateError | None) -> jobs_pb2.Rec
 def held_of(pairs: Sequence[tuple[UUID, int]]) -> worker_pb2.Held:
     """Jobs by id and epoch."""
     return worker_pb2.Held(ids=[one.bytes for one, _ in pairs], epochs=[epoch for _, epoch in pairs])
-
-
-def raw_ids(ids: Sequence[UUID]) -> list[bytes]:
-    """The 16 bytes of each."""
-    return [one.bytes for one in ids]

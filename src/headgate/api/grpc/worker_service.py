@@ -14,8 +14,10 @@ from headgate.api.grpc.errors import GONE, ProtocolError, end_with
 from headgate.api.grpc.methods import bidi_stream, first_message, grpc_service, next_message, server_stream, unary
 from headgate.api.grpc.peers import PeerStreams
 from headgate.dispatch.delivery import ControlFrame, Delivery
+from headgate.dispatch.ports import TopicFacts
 from headgate.dispatch.renewals import beat_seconds
-from headgate.dispatch.session import ConnectionLost, WorkerSession
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import ConnectionLost
 from headgate.dispatch.session_rules import SessionRules, check_outcome_count, reporting_errors
 from headgate.dispatch.worker_calls import WorkerCalls
 from headgate.domain import failpoints, limits
@@ -23,7 +25,7 @@ from headgate.domain.errors import HeadgateError
 from headgate.wire import worker_pb2
 
 NAME: Final = "headgate.v1.WorkerService"
-FAREWELL_SECONDS = 2.0
+LAST_WRITE_SECONDS = 2.0
 """How long a peer may take to read what it is still to be sent, before the server stops waiting."""
 # What grpc.aio hands to a servicer; its reads give a message or grpc.aio.EOF, which the stubs do not say.
 WorkStream: TypeAlias = "grpc.aio.ServicerContext[Any, worker_pb2.ServerFrame]"
@@ -38,7 +40,7 @@ class WorkerService:
         rules: SessionRules,
         *,
         uuids: worker_codec.Uuids,
-        topics: worker_codec.TopicFacts,
+        topics: TopicFacts,
         instance: str,
         version: str,
     ) -> None:
@@ -81,7 +83,7 @@ class WorkerService:
                 lost=worker_codec.held_of(lost),
                 server=self._version,
             )
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LAST_WRITE_SECONDS):
                 await stream.write(worker_pb2.ServerFrame(hello_ack=ack))
         except BaseException as error:
             rules.close(session, f"worker {session.worker_id} left before it was greeted")
@@ -110,7 +112,7 @@ class WorkerService:
                 await asyncio.wait((writer, others[-1]), return_when=asyncio.FIRST_COMPLETED)
             if session.ended is not None:
                 self._rules.demands.revoke(session)  # first: others must not wait for what it never got
-                await asyncio.wait((writer,), timeout=FAREWELL_SECONDS)  # for what the peer is yet to be sent
+                await asyncio.wait((writer,), timeout=LAST_WRITE_SECONDS)  # for what the peer is yet to be sent
         finally:
             # All of it at once, without an await: when the peer goes, gRPC may cancel us a second time.
             self._rules.close(session, f"worker {session.worker_id} closed its stream")
@@ -122,7 +124,7 @@ class WorkerService:
                 raise end
         if session.ended is not None and not isinstance(session.ended, ConnectionLost):
             try:
-                async with asyncio.timeout(FAREWELL_SECONDS):
+                async with asyncio.timeout(LAST_WRITE_SECONDS):
                     await end_with(stream, session.ended)
             except TimeoutError:
                 # The peer still reads nothing. The status stays with gRPC until it does, or leaves.
@@ -134,7 +136,7 @@ class WorkerService:
         greeted = over = False
         try:
             while frame is not None and session.ended is None:
-                session.mark_seen()
+                session.last_seen = session.now()
                 await self._take(session, frame, greeted=greeted)
                 greeted, frame = True, None  # not kept while the next one is waited for
                 frame = await next_message(stream, worker_pb2.WorkerFrame)
@@ -150,7 +152,7 @@ class WorkerService:
         if greeted and frame.HasField("hello"):
             session.send_control(ControlFrame(error=ProtocolError("hello was said already; this one is ignored")))
         if frame.HasField("quiet"):
-            # Before the outcomes: a job that is handed back in this very frame must not come back here.
+            # Before the outcomes: a job that is abandoned in this very frame must not come back here.
             rules.withdraw(session)
         if frame.HasField("outcomes"):
             with reporting_errors(session, seq=frame.outcomes.seq):
@@ -243,17 +245,22 @@ class WorkerService:
     async def claim(self, request: worker_pb2.ClaimRequest, _call: Call) -> worker_pb2.ClaimResponse:
         """A single claim, for scripts."""
         identity = caller()
-        delivery = await self._calls.claim(
+        pulled = await self._calls.claim(
             identity,
             request.worker_id,
             request.topics,
+            count=request.count or 1,
             lease_seconds=request.lease_seconds,
-            count=request.count,
             wait_ms=request.wait_ms,
         )
-        if delivery is None:
-            return worker_pb2.ClaimResponse()
-        return worker_pb2.ClaimResponse(jobs=worker_codec.job_messages(delivery, self._topics, identity.tenant))
+        with pulled:
+            jobs = [
+                job
+                for delivery in pulled.deliveries
+                for job in worker_codec.job_messages(delivery, self._topics, identity.tenant)
+            ]
+            pulled.written()  # as far as gRPC tells: the answer leaves in one piece, or not at all
+        return worker_pb2.ClaimResponse(jobs=jobs)
 
 
 def worker_methods(service: WorkerService, peers: PeerStreams) -> grpc.GenericRpcHandler:

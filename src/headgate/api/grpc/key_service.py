@@ -1,0 +1,126 @@
+"""KeyService: API keys and sessions of browsers. Translates and delegates to control/keys.py and web_sessions.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from headgate.api.grpc.auth import caller
+from headgate.api.grpc.codec import at_us
+from headgate.api.grpc.methods import grpc_service, unary
+from headgate.control.keys import Keys
+from headgate.control.web_sessions import WebSessions
+from headgate.domain import limits
+from headgate.domain.api_keys import KeyView
+from headgate.domain.validation import check_integer
+from headgate.domain.web_sessions import WebSession
+from headgate.wire import keys_pb2 as pb
+
+NAME: Final = "headgate.v1.KeyService"
+PAGE: Final = 100
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class KeyService:
+    """One method per call."""
+
+    def __init__(self, keys: Keys, sessions: WebSessions) -> None:
+        self._keys, self._sessions = keys, sessions
+
+    async def create_key(self, request: pb.CreateKeyRequest, _call: Call) -> pb.KeyResponse:
+        """Create a key."""
+        check_integer(request.expires_in_ms, field="expires_in_ms", low=0, high=limits.DELAY_MAX_MS)
+        limited = request.limited_to_topics or bool(request.topics)
+        view, key = await self._keys.create(
+            caller(),
+            request.name,
+            scopes=list(request.scopes),
+            topics=list(request.topics) if limited else None,
+            tenant=request.tenant,
+            expires_in=timedelta(milliseconds=request.expires_in_ms) if request.expires_in_ms else None,
+            rates=dict(request.rates),
+        )
+        return pb.KeyResponse(info=_info(view), key=key)
+
+    async def get_key(self, request: pb.GetKeyRequest, _call: Call) -> pb.KeyInfo:
+        """One key."""
+        return _info(await self._keys.get(caller(), request.id))
+
+    async def list_keys(self, request: pb.ListKeysRequest, _call: Call) -> pb.ListKeysResponse:
+        """A page of keys."""
+        found, after = await self._keys.page(
+            caller(), revoked=request.revoked, after=request.after, limit=request.limit or PAGE
+        )
+        return pb.ListKeysResponse(keys=map(_info, found), after=after)
+
+    async def rotate_key(self, request: pb.RotateKeyRequest, _call: Call) -> pb.KeyResponse:
+        """A new secret."""
+        check_integer(request.overlap_ms, field="overlap_ms", low=0, high=limits.DELAY_MAX_MS)
+        overlap = timedelta(milliseconds=request.overlap_ms)
+        view, key = await self._keys.rotate(caller(), request.id, overlap=overlap, reason=request.reason)
+        return pb.KeyResponse(info=_info(view), key=key)
+
+    async def revoke_key(self, request: pb.RevokeKeyRequest, _call: Call) -> pb.KeyInfo:
+        """End a key."""
+        return _info(await self._keys.revoke(caller(), request.id, reason=request.reason))
+
+    async def list_sessions(self, request: pb.ListSessionsRequest, _call: Call) -> pb.ListSessionsResponse:
+        """A page of sessions."""
+        found, after = await self._sessions.page(caller(), after=request.after, limit=request.limit or PAGE)
+        return pb.ListSessionsResponse(sessions=map(_session, found), after=after)
+
+    async def revoke_session(self, request: pb.RevokeSessionRequest, _call: Call) -> pb.SessionInfo:
+        """End a session."""
+        return _session(await self._sessions.revoke(caller(), request.id, reason=request.reason))
+
+
+def _info(view: KeyView) -> pb.KeyInfo:
+    return pb.KeyInfo(
+        id=view.id,
+        tenant=view.tenant,
+        name=view.name,
+        scopes=view.scopes,
+        limited_to_topics=view.topics is not None,
+        topics=view.topics or (),
+        rates=view.rates,
+        state=view.state,
+        created_us=at_us(view.created_at),
+        created_by=view.created_by,
+        expires_us=at_us(view.expires_at),
+        rotated_us=at_us(view.rotated_at),
+        old_until_us=at_us(view.old_until),
+        revoked_us=at_us(view.revoked_at),
+        revoked_by=view.revoked_by,
+        last_used_us=at_us(view.last_used_at),
+    )
+
+
+def _session(one: WebSession) -> pb.SessionInfo:
+    return pb.SessionInfo(
+        id=one.id,
+        tenant=one.tenant,
+        subject=one.subject,
+        created_us=at_us(one.created_at),
+        expires_us=at_us(one.expires_at),
+        seen_us=at_us(one.seen_at),
+        address=one.address,
+        agent=one.agent,
+    )
+
+
+def key_methods(service: KeyService) -> grpc.GenericRpcHandler:
+    """The methods of the service."""
+    return grpc_service(
+        NAME,
+        {
+            "CreateKey": unary(service.create_key, pb.CreateKeyRequest, pb.KeyResponse),
+            "GetKey": unary(service.get_key, pb.GetKeyRequest, pb.KeyInfo),
+            "ListKeys": unary(service.list_keys, pb.ListKeysRequest, pb.ListKeysResponse),
+            "RotateKey": unary(service.rotate_key, pb.RotateKeyRequest, pb.KeyResponse),
+            "RevokeKey": unary(service.revoke_key, pb.RevokeKeyRequest, pb.KeyInfo),
+            "ListSessions": unary(service.list_sessions, pb.ListSessionsRequest, pb.ListSessionsResponse),
+            "RevokeSession": unary(service.revoke_session, pb.RevokeSessionRequest, pb.SessionInfo),
+        },
+    )

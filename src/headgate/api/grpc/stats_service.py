@@ -1,0 +1,83 @@
+"""StatsService: figures over time. Translates and delegates to control/stats.py."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from headgate.api.grpc.auth import caller
+from headgate.api.grpc.bulk_service import dead_group
+from headgate.api.grpc.codec import at_us, state_counts
+from headgate.api.grpc.methods import Context, grpc_service, unary
+from headgate.control.stats import FAILING_DEFAULT, Stats
+from headgate.domain.stats import Flows, Interval, Latency
+from headgate.domain.validation import to_ms
+from headgate.wire import stats_pb2 as pb
+
+NAME: Final = "headgate.v1.StatsService"
+
+
+class StatsService:
+    """GetStats, ListFailing."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    async def get_stats(self, request: pb.GetStatsRequest, _call: Context) -> pb.GetStatsResponse:
+        """Throughput, depth and latencies by interval."""
+        found = await self._stats.series(caller(), since=request.since, topic=request.topic)
+        return pb.GetStatsResponse(
+            now_us=at_us(found.now),
+            topic=found.topic,
+            since=found.window.name,
+            step_ms=to_ms(found.window.step),
+            intervals=[_interval(one) for one in found.intervals],
+            counts=state_counts(found.counts),
+            pickup=_latency(found.pickup),
+            run=_latency(found.run),
+            partial=found.partial,
+        )
+
+    async def list_failing(self, request: pb.ListFailingRequest, _call: Context) -> pb.ListFailingResponse:
+        """What fails now."""
+        found = await self._stats.failing(caller(), topic=request.topic, limit=request.limit or FAILING_DEFAULT)
+        return pb.ListFailingResponse(
+            since_us=at_us(found.since),
+            groups=[dead_group(one) for one in found.groups],
+            looked_at=found.looked_at,
+            exact=found.exact,
+        )
+
+
+def _interval(one: Interval) -> pb.Interval:
+    flows = one.flows or Flows()
+    return pb.Interval(
+        at_us=at_us(one.at),
+        recorded=one.flows is not None,
+        submitted=flows.submitted,
+        started=flows.started,
+        completed=flows.completed,
+        retried=flows.retried,
+        failed=flows.failed,
+        dead=flows.dead,
+        cancelled=flows.cancelled,
+        depth=one.depth or 0,
+        pickup=_latency(one.pickup),
+        run=_latency(one.run),
+    )
+
+
+def _latency(found: Latency | None) -> pb.LatencyInfo | None:
+    return None if found is None else pb.LatencyInfo(count=found.count, p50_s=found.p50, p99_s=found.p99)
+
+
+def stats_methods(service: StatsService) -> grpc.GenericRpcHandler:
+    """The methods of the service."""
+    return grpc_service(
+        NAME,
+        {
+            "GetStats": unary(service.get_stats, pb.GetStatsRequest, pb.GetStatsResponse),
+            "ListFailing": unary(service.list_failing, pb.ListFailingRequest, pb.ListFailingResponse),
+        },
+    )

@@ -1,0 +1,229 @@
+"""WebhookService. Translates and delegates to control/webhooks.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import grpc
+
+from headgate.api.grpc.auth import caller
+from headgate.api.grpc.codec import at_us, span
+from headgate.api.grpc.methods import grpc_service, unary
+from headgate.control.webhooks import Webhooks
+from headgate.domain import limits
+from headgate.domain.ids import id_from_bytes
+from headgate.domain.validation import to_ms
+from headgate.domain.webhooks import INTERVAL_DEFAULT, DeliveryView, Mode, Webhook, WebhookSpec, mode_of
+from headgate.wire import webhooks_pb2 as pb
+
+Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class WebhookService:
+    """Create, Get, List, Update, Delete, RotateSecret, Test, ListDeliveries, GetDelivery, Resend."""
+
+    def __init__(self, webhooks: Webhooks) -> None:
+        self._webhooks = webhooks
+
+    async def create(self, request: pb.CreateWebhookRequest, _call: Call) -> pb.WebhookWithSecret:
+        """A new endpoint, with its secret."""
+        view, secret = await self._webhooks.create(caller(), spec_of(request.spec))
+        return pb.WebhookWithSecret(webhook=webhook(view), secret=secret)
+
+    async def get(self, request: pb.GetWebhookRequest, _call: Call) -> pb.Webhook:
+        """One endpoint."""
+        return webhook(await self._webhooks.get(caller(), id_from_bytes(request.id)))
+
+    async def listed(self, request: pb.ListWebhooksRequest, _call: Call) -> pb.ListWebhooksResponse:
+        """A page of endpoints."""
+        found = await self._webhooks.listed(
+            caller(), after=_cursor(request.after, "after"), limit=request.limit or limits.PAGE_DEFAULT
+        )
+        return pb.ListWebhooksResponse(webhooks=[webhook(one) for one in found])
+
+    async def update(self, request: pb.UpdateWebhookRequest, _call: Call) -> pb.Webhook:
+        """Change what is set."""
+        view = await self._webhooks.update(
+            caller(),
+            id_from_bytes(request.id),
+            changes_of(request),
+            expected=request.expected_version if request.HasField("expected_version") else None,
+            reason=request.reason,
+        )
+        return webhook(view)
+
+    async def delete(self, request: pb.DeleteWebhookRequest, _call: Call) -> pb.DeleteWebhookResponse:
+        """Delete one."""
+        await self._webhooks.delete(caller(), id_from_bytes(request.id), reason=request.reason)
+        return pb.DeleteWebhookResponse()
+
+    async def rotate_secret(self, request: pb.RotateSecretRequest, _call: Call) -> pb.WebhookWithSecret:
+        """A new secret."""
+        overlap = span(request.overlap_ms, "overlap_ms") if request.HasField("overlap_ms") else None
+        view, secret = await self._webhooks.rotate_secret(
+            caller(), id_from_bytes(request.id), overlap=overlap, reason=request.reason
+        )
+        return pb.WebhookWithSecret(webhook=webhook(view), secret=secret)
+
+    async def test(self, request: pb.TestWebhookRequest, _call: Call) -> pb.Delivery:
+        """A ping."""
+        return delivery(await self._webhooks.test(caller(), id_from_bytes(request.id)))
+
+    async def deliveries(self, request: pb.ListDeliveriesRequest, _call: Call) -> pb.ListDeliveriesResponse:
+        """A page of deliveries."""
+        found = await self._webhooks.deliveries(
+            caller(),
+            id_from_bytes(request.webhook_id, field="webhook_id"),
+            state=request.state,
+            before=_cursor(request.before, "before"),
+            limit=request.limit or limits.PAGE_DEFAULT,
+        )
+        return pb.ListDeliveriesResponse(deliveries=[delivery(one) for one in found])
+
+    async def delivery(self, request: pb.GetDeliveryRequest, _call: Call) -> pb.Delivery:
+        """One delivery with its attempts."""
+        found = await self._webhooks.delivery(
+            caller(),
+            id_from_bytes(request.webhook_id, field="webhook_id"),
+            id_from_bytes(request.delivery_id, field="delivery_id"),
+        )
+        return delivery(found)
+
+    async def resend(self, request: pb.ResendRequest, _call: Call) -> pb.Delivery:
+        """Send one again."""
+        again = await self._webhooks.resend(
+            caller(),
+            id_from_bytes(request.webhook_id, field="webhook_id"),
+            id_from_bytes(request.delivery_id, field="delivery_id"),
+            reason=request.reason,
+        )
+        return delivery(again)
+
+
+def webhook_methods(service: WebhookService) -> grpc.GenericRpcHandler:
+    """The service's methods."""
+    return grpc_service(
+        "headgate.v1.WebhookService",
+        {
+            "Create": unary(service.create, pb.CreateWebhookRequest, pb.WebhookWithSecret),
+            "Get": unary(service.get, pb.GetWebhookRequest, pb.Webhook),
+            "List": unary(service.listed, pb.ListWebhooksRequest, pb.ListWebhooksResponse),
+            "Update": unary(service.update, pb.UpdateWebhookRequest, pb.Webhook),
+            "Delete": unary(service.delete, pb.DeleteWebhookRequest, pb.DeleteWebhookResponse),
+            "RotateSecret": unary(service.rotate_secret, pb.RotateSecretRequest, pb.WebhookWithSecret),
+            "Test": unary(service.test, pb.TestWebhookRequest, pb.Delivery),
+            "ListDeliveries": unary(service.deliveries, pb.ListDeliveriesRequest, pb.ListDeliveriesResponse),
+            "GetDelivery": unary(service.delivery, pb.GetDeliveryRequest, pb.Delivery),
+            "Resend": unary(service.resend, pb.ResendRequest, pb.Delivery),
+        },
+    )
+
+
+# --- between the wire and the domain --------------------------------------------------------------------------------
+
+
+def spec_of(spec: pb.WebhookSpec) -> WebhookSpec:
+    """The spec of a request; raises InvalidInput naming the field."""
+    return WebhookSpec(
+        url=spec.url,
+        events=tuple(spec.events),
+        topics=tuple(spec.topics),
+        description=spec.description,
+        enabled=not spec.disabled,
+        named_only=spec.named_only,
+        include_result=spec.include_result,
+        mode=mode_of(spec.mode) if spec.mode else Mode.FANOUT,
+        group=spec.group,
+        min_interval=span(spec.min_interval_ms, "min_interval_ms") if spec.min_interval_ms else INTERVAL_DEFAULT,
+        ttl=_ttl(spec.ttl_ms),
+    )
+
+
+def changes_of(request: pb.UpdateWebhookRequest) -> dict[str, object]:
+    """What an update names."""
+    changes: dict[str, object] = {
+        name: getattr(request, name)
+        for name in ("url", "description", "named_only", "include_result")
+        if request.HasField(name)
+    }
+    if request.HasField("events"):
+        changes["events"] = tuple(request.events.values)
+    if request.HasField("topics"):
+        changes["topics"] = tuple(request.topics.values)
+    if request.HasField("disabled"):
+        changes["enabled"] = not request.disabled
+    if request.HasField("min_interval_ms"):
+        changes["min_interval"] = span(request.min_interval_ms, "min_interval_ms")
+    if request.HasField("ttl_ms"):
+        changes["ttl"] = _ttl(request.ttl_ms)
+    return changes
+
+
+def webhook(view: Webhook) -> pb.Webhook:
+    """An endpoint as read."""
+    spec = view.spec
+    return pb.Webhook(
+        id=view.id.bytes,
+        spec=pb.WebhookSpec(
+            url=spec.url,
+            events=spec.events,
+            topics=spec.topics,
+            description=spec.description,
+            disabled=not spec.enabled,
+            named_only=spec.named_only,
+            include_result=spec.include_result,
+            mode=spec.mode.name.lower(),
+            group=spec.group,
+            min_interval_ms=to_ms(spec.min_interval),
+            ttl_ms=0 if spec.ttl is None else to_ms(spec.ttl),
+        ),
+        version=view.version,
+        created_us=at_us(view.created_at),
+        created_by=view.created_by,
+        changed_us=at_us(view.changed_at),
+        changed_by=view.changed_by,
+        expires_us=at_us(view.expires_at),
+        disabled_reason=view.disabled_reason,
+        disabled_us=at_us(view.disabled_at),
+        failing_since_us=at_us(view.failing_since),
+        secrets=view.secrets,
+    )
+
+
+def delivery(view: DeliveryView) -> pb.Delivery:
+    """A delivery as read."""
+    return pb.Delivery(
+        id=view.id.bytes,
+        webhook_id=view.webhook_id.bytes,
+        event=view.event,
+        state=view.state.name.lower(),
+        at_us=at_us(view.at),
+        topic=view.topic,
+        job_id=b"" if view.job_id is None else view.job_id.bytes,
+        attempts=view.attempts,
+        next_us=at_us(view.next_at),
+        ended_us=at_us(view.ended_at),
+        status=view.status or 0,
+        error=view.error,
+        log=[
+            pb.DeliveryAttempt(
+                number=one.number,
+                at_us=at_us(one.at),
+                duration_ms=one.duration_ms,
+                status=one.status or 0,
+                response=one.response,
+                error=one.error,
+            )
+            for one in view.log
+        ],
+    )
+
+
+def _cursor(raw: bytes, field: str) -> UUID | None:
+    return id_from_bytes(raw, field=field) if raw else None
+
+
+def _ttl(milliseconds: int) -> timedelta | None:
+    return span(milliseconds, "ttl_ms") if milliseconds else None

@@ -1,0 +1,101 @@
+"""Retention: how long finished jobs and the audit are kept, and a pass on request."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar.params import JSONBody
+
+from headgate.api.http.codec import Input, Milliseconds, Output, Reason
+from headgate.api.http.request import ApiRequest
+from headgate.api.http.routing import patch, post
+from headgate.domain.retention import RetentionRules, RetentionStatus
+from headgate.domain.validation import MILLISECOND, to_ms
+
+TAG = ["retention"]
+
+
+class RetentionRulesIn(Input, kw_only=True):
+    """Each from 1 day to 10 years; not given: unchanged."""
+
+    completed_ms: Milliseconds | None = None
+    dead_ms: Milliseconds | None = None
+    cancelled_ms: Milliseconds | None = None
+    audit_ms: Milliseconds | None = None
+
+
+class SetRetention(Input, kw_only=True):
+    """What to change."""
+
+    rules: RetentionRulesIn
+    reason: Reason = ""
+
+
+class RetentionRulesOut(msgspec.Struct, kw_only=True):
+    """How long finished jobs of all tenants are kept if their topic has no rule."""
+
+    completed_ms: int
+    dead_ms: int
+    cancelled_ms: int
+    audit_ms: int
+
+
+class RetentionStatusOut(Output, kw_only=True):
+    """The rules, and how far their application is."""
+
+    rules: RetentionRulesOut
+    oldest_day: Annotated[str, msgspec.Meta(description="Of finished jobs, in UTC.")] = ""
+    days_waiting: Annotated[int, msgspec.Meta(description="Days with jobs that are past their retention.")] = 0
+    oldest_waiting: str = ""
+
+
+class Removed(msgspec.Struct, kw_only=True):
+    """What one pass has removed."""
+
+    jobs: int
+    days: int
+    other: int
+    more: Annotated[bool, msgspec.Meta(description="More can be removed: run again.")]
+    blocked: Annotated[bool, msgspec.Meta(description="Other transactions hold locks.")]
+
+
+@patch("/v1/retention", uses="AdminService/SetRetention", tags=TAG)
+async def set_retention(request: ApiRequest, data: JSONBody[SetRetention]) -> RetentionRulesOut:
+    """Change how long finished jobs of all tenants are kept."""
+    changes = {
+        name: given * MILLISECOND
+        for name in ("completed", "dead", "cancelled", "audit")
+        if (given := getattr(data.rules, f"{name}_ms")) is not None
+    }
+    return rules_out(await request.cases.admin.set_retention(request.caller, changes, reason=data.reason))
+
+
+@post("/v1/retention/run", uses="AdminService/RunRetention", tags=TAG)
+async def run_retention(request: ApiRequest) -> Removed:
+    """Run one retention pass of about a second, as every instance does periodically."""
+    done = await request.cases.admin.run_retention(request.caller)
+    return Removed(jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked)
+
+
+def rules_out(rules: RetentionRules) -> RetentionRulesOut:
+    """The rules as read."""
+    return RetentionRulesOut(
+        completed_ms=to_ms(rules.completed),
+        dead_ms=to_ms(rules.dead),
+        cancelled_ms=to_ms(rules.cancelled),
+        audit_ms=to_ms(rules.audit),
+    )
+
+
+def status_out(status: RetentionStatus) -> RetentionStatusOut:
+    """The status as read."""
+    return RetentionStatusOut(
+        rules=rules_out(status.rules),
+        oldest_day=str(status.oldest_day or ""),
+        days_waiting=status.days_waiting,
+        oldest_waiting=str(status.oldest_waiting or ""),
+    )
+
+
+ROUTES = (set_retention, run_retention)
