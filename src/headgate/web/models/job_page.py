@@ -1,0 +1,209 @@
+"""The page of one job: time line, attempts, payload, result, related jobs, and which verbs apply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from headgate.api.http.codec import job_info
+from headgate.domain.attempts import Attempt, Span, attempts_of, timeline_of
+from headgate.domain.bulk import Verb
+from headgate.domain.dependencies import Met
+from headgate.domain.filters import Field, Term
+from headgate.domain.redaction import Redaction
+from headgate.domain.states import State
+from headgate.domain.timestamps import from_unix_us
+from headgate.domain.views import JobEvent, JobView
+from headgate.web.models.bodies import NOT_JSON, Body, body_of, decoded
+from headgate.web.models.tracebacks import Part, folded
+
+BAR_WIDTH: Final = 1_000
+BAR_MIN: Final = 12
+"""The least width of a stretch: one that took a millisecond of an hour is still seen."""
+SPANS_MAX: Final = 60
+RELATIONS_MAX: Final = 20
+STALE_AFTER: Final = timedelta(seconds=60)
+"""A report of progress that is older is shown as old."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A stretch of the time line, and where it is drawn."""
+
+    span: Span
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """An attempt with its error masked, and its traceback in parts. `same_as`: the newer attempt with the same one."""
+
+    attempt: Attempt
+    error: str
+    trace: Sequence[Part]
+    same_as: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressView:
+    """What the handler has reported. `total` 0: unknown."""
+
+    done: int
+    total: int
+    message: str
+    at: datetime
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """All that the page shows."""
+
+    job: JobView
+    now: datetime
+    bars: Sequence[Bar]
+    left_out: int
+    attempts: Sequence[Shown]
+    payload: Body
+    result: Body
+    progress: ProgressView | None
+    events: Sequence[JobEvent]
+    raw: Any
+    error: str
+    metadata: Body
+    before: int = 0  # only the history before this event is shown; 0: the newest
+
+    def applies(self, verb: str) -> bool:
+        """Whether a verb changes a job in this state."""
+        return self.job.state in Verb[verb.upper()].reaches
+
+    @property
+    def tags(self) -> list[tuple[str, str]]:
+        """Each tag, and the filter for jobs that have it."""
+        return [(tag, str(Term(field=Field.TAG, values=(tag,)))) for tag in self.job.tags]
+
+    @property
+    def relations(self) -> list[tuple[str, int, list[tuple[UUID, str]]]]:
+        """Parents and children: how many there are, and some of them with whether their dependency is fulfilled."""
+        known = self.job.dependencies
+        return [
+            (title, count, [(one.job_id, Met(one.met).name.lower()) for one in some[:RELATIONS_MAX]])
+            for title, count, some in (
+                ("Parents", known.parent_count, known.parents),
+                ("Children", known.child_count, known.children),
+            )
+            if some
+        ]
+
+    @property
+    def older(self) -> int:
+        """The number of the oldest event shown, if there are older ones; else 0."""
+        return self.job.events[0].no if self.job.older_events else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing changes any more: the page need not look again."""
+        return self.job.state.is_final
+
+
+def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
+    """The page of a job that was read with payload, result and events: all, or those before the one of a number."""
+    now = job.read_at or job.created_at
+    payload = body_of(job.payload, redaction)
+    result = body_of(job.result, redaction)
+    bars, left_out = ([], 0) if before else bars_of(timeline_of(job, now=now))
+    past = replace(job, claimed_at=None) if before else job  # without the attempt of now
+    error = redaction.masked_text(job.last_error or "")
+    return JobPage(
+        job=job,
+        now=now,
+        bars=bars,
+        left_out=left_out,
+        attempts=_shown(attempts_of(past), redaction),
+        payload=payload,
+        result=result,
+        progress=_progress(job, now),
+        events=[_masked_event(event, redaction) for event in reversed(job.events)],
+        raw=raw_of(job, redaction),
+        error="" if job.state is State.COMPLETED else error,
+        metadata=body_of(json.dumps(dict(job.headers)).encode(), redaction),
+        before=before,
+    )
+
+
+def bars_of(spans: Sequence[Span]) -> tuple[list[Bar], int]:
+    """The stretches as parts of a bar, each as wide as it was long, but never too narrow to be seen.
+
+    Returns also how many of the oldest are left out of a very long history.
+    """
+    shown = spans[-SPANS_MAX:]
+    whole = sum((span.duration for span in shown), timedelta(0)) / timedelta(milliseconds=1)
+    spare = BAR_WIDTH - BAR_MIN * len(shown)
+    bars, x = list[Bar](), 0.0
+    for span in shown:
+        part = span.duration / timedelta(milliseconds=1)
+        width = BAR_MIN + (spare * part / whole if whole else spare / len(shown))
+        bars.append(Bar(span=span, x=round(x, 2), width=round(width, 2)))
+        x += width
+    return bars, len(spans) - len(shown)
+
+
+def _shown(attempts: Sequence[Attempt], redaction: Redaction) -> list[Shown]:
+    seen: dict[str, int] = {}
+    found = []
+    for one in attempts:
+        error = f"{one.error_type}: {one.error_message}" if one.error_type else one.error_message or one.reason
+        first = seen.setdefault(one.traceback, one.number) if one.traceback else 0
+        same = bool(one.traceback) and first != one.number
+        found.append(
+            Shown(
+                attempt=one,
+                error=redaction.masked_text(error),
+                trace=() if same else folded(redaction.masked_text(one.traceback)),
+                same_as=first if same else 0,
+            )
+        )
+    return found
+
+
+def _progress(job: JobView, now: datetime) -> ProgressView | None:
+    if not job.progress or job.state in (State.COMPLETED, State.CANCELLED):
+        return None
+    found = job_info(job).progress
+    if found is None:
+        return None
+    at = from_unix_us(found.at_us)
+    return ProgressView(done=found.done, total=found.total, message=found.message, at=at, stale=now - at > STALE_AFTER)
+
+
+def _masked_event(event: JobEvent, redaction: Redaction) -> JobEvent:
+    return replace(event, error_message=redaction.masked_text(event.error_message or ""))
+
+
+def raw_of(job: JobView, redaction: Redaction) -> Any:
+    """The job as the REST API has it, masked; a large payload or result is left out."""
+    bare = job_info(replace(job, payload=None, result=None, last_error=redaction.masked_text(job.last_error or "")))
+    for event in bare.events:
+        event.error_message = redaction.masked_text(event.error_message)
+        event.error_trace = redaction.masked_text(event.error_trace)
+    found: dict[str, Any] = msgspec.to_builtins(bare)
+    for name, body in (("payload", job.payload), ("result", job.result)):
+        shown = body_of(body, redaction)
+        if shown.kind == "json":
+            found[name] = redaction.masked(decoded(body or b""))
+        elif shown.kind != "empty":
+            found[name] = f"({shown.kind}, {shown.size} bytes)"
+    return found
+
+
+def like_payload(body: bytes | None, redaction: Redaction) -> object | None:
+    """The payload for a command that submits a job like this one; None if it is not JSON, or masked."""
+    value = decoded(body) if body else NOT_JSON
+    return None if value is NOT_JSON or redaction.masked(value) != value else value

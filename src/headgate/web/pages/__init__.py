@@ -1,0 +1,14 @@
+"""One module per noun, each with its `ROUTES`. A module in this folder is served without being listed anywhere."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from litestar.handlers import HTTPRouteHandler
+
+
+def all_routes() -> list[HTTPRouteHandler]:
+    """The pages and actions of all modules."""
+    names = sorted(module.name for module in iter_modules(__path__))
+    return [route for name in names for route in import_module(f"{__name__}.{name}").ROUTES]
