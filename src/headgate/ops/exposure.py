@@ -69,3 +69,9 @@ def check_private(path: Path | None, *, setting: str) -> None:
         return  # missing or not accessible: opening it reports that
     if exposed is not None:
         raise InvalidSetting(setting, exposed[0], hint=f"run: {exposed[1]}")
+
+
+def exposed_text(path: Path | None) -> str:
+    """What others can do with a file, and the command that prevents it; "" for one that is private, and for none."""
+    exposed = None if path is None else exposure_of(path)
+    return "" if exposed is None else f"{exposed[0]}; run: {exposed[1]}"

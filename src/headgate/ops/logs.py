@@ -23,7 +23,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
-from headgate.domain.log_fields import Quoted, escaped, limited, quoted
+from headgate.domain.log_fields import REQUEST_ID, Quoted, escaped, limited, quoted
+from headgate.domain.log_redaction import MaskSecrets, is_ours
+from headgate.domain.redaction import Redaction
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -43,6 +45,7 @@ def configure(
     format: LogFormat = "text",  # noqa: A002 -- as the option that sets it
     process: object = None,
     filters: Sequence[logging.Filter] = (),
+    redaction: Redaction | None = None,
 ) -> None:
     """Write log lines to standard error; `process` identifies one of several server processes."""
     handler = logging.StreamHandler(sys.stderr)
@@ -51,7 +54,7 @@ def configure(
     else:
         text = FORMAT if process is None else FORMAT.replace("%(message)s", f"[{process}] %(message)s")
         handler.setFormatter(LineFormatter(text, colour=sys.stderr.isatty() and not os.environ.get("NO_COLOR")))
-    for one in filters:
+    for one in (*filters, MaskSecrets(redaction or Redaction())):
         handler.addFilter(one)
     logging.basicConfig(handlers=[handler], level=level)
     # At DEBUG people look for their jobs, not for the event loops of gRPC.
@@ -68,13 +71,13 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text; only its first line starts in column 1."""
         record = copy.copy(record)  # other handlers get it unchanged
-        if record.args and _is_ours(record.name):
+        if record.args and is_ours(record.name):
             if isinstance(record.args, tuple):
                 record.args = tuple(map(quoted, record.args))
             elif record.args is not None:
                 record.args = {name: quoted(value) for name, value in record.args.items()}
         first, newline, rest = record.getMessage().partition("\n")
-        record.msg, record.args = f"{first}{_job_fields(record)}{newline}{rest}", None
+        record.msg, record.args = f"{first}{_job_fields(record)}{_request_field()}{newline}{rest}", None
         if self._colour and (code := _COLOURS.get(record.levelno)):
             record.levelname = f"\x1b[{code}m{record.levelname}\x1b[0m"
         return _INDENT.join(super().format(record).splitlines())
@@ -96,6 +99,8 @@ class JsonFormatter(logging.Formatter):
         fields = dict(event_fields(record)) or {"message": record.getMessage()}
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         fields |= {name: value for name, value in extra.items() if value or name not in _JOB_FIELDS}
+        if request := REQUEST_ID.get():
+            fields["request_id"] = request
         if record.exc_info or record.exc_text:
             fields["traceback"] = record.exc_text or self.formatException(record.exc_info or (None, None, None))
         if record.stack_info:
@@ -112,15 +117,20 @@ def _plain(value: object) -> object:
 
 def _job_fields(record: logging.LogRecord) -> str:
     """Return the fields of the job that logged the record, unless its message has them."""
-    if not getattr(record, "job_id", "") or (_is_ours(record.name) and "job_id=" in str(record.msg)):
+    if not getattr(record, "job_id", "") or (is_ours(record.name) and "job_id=" in str(record.msg)):
         return ""
     found = ((name, getattr(record, name, "")) for name in _JOB_FIELDS)
     return "".join(f" {name}={quoted(value)}" for name, value in found if value)
 
 
+def _request_field() -> str:
+    request = REQUEST_ID.get()
+    return f" request_id={quoted(request)}" if request else ""
+
+
 def event_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     """The event and the fields of a record of ours; nothing for another one."""
-    if not _is_ours(record.name) or not isinstance(record.msg, str) or (event := _EVENT.match(record.msg)) is None:
+    if not is_ours(record.name) or not isinstance(record.msg, str) or (event := _EVENT.match(record.msg)) is None:
         return
     given = iter(record.args if isinstance(record.args, tuple) else ())
     yield "event", event[0]
@@ -132,8 +142,3 @@ def event_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
         else:
             plain = field["plain"]
             yield field[1], field["quoted"] if plain is None else int(plain) if plain.isdecimal() else plain
-
-
-def _is_ours(name: str) -> bool:
-    # The loggers of job handlers carry text of the application.
-    return name.startswith("headgate.") and not name.startswith("headgate.job.")

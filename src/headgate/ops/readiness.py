@@ -47,6 +47,8 @@ class Readiness:
         self._tick_seconds = tick_seconds
         self._seen, self._seen_at = ticks.ticks, now()
         self._stopped = asyncio.Event()
+        self.reason = ""
+        """Why the instance is not ready, as last seen."""
 
     def run_once(self) -> str:
         """Look, and tell if it has changed; returns why the instance is not ready."""
@@ -62,6 +64,7 @@ class Readiness:
             else:
                 log.warning("ready_again")
             self._health.set(ready=not reason)
+        self.reason = reason
         return reason
 
     async def run(self) -> None:
