@@ -22,6 +22,9 @@ from headgate.sdk.admin.topics import TopicSettings as TopicSettings
 from headgate.sdk.app import Headgate as Headgate
 from headgate.sdk.batches import Batch as Batch
 from headgate.sdk.batches import BatchInfo as BatchInfo
+from headgate.sdk.encryption import DecryptionFailed as DecryptionFailed
+from headgate.sdk.encryption import Encryption as Encryption
+from headgate.sdk.encryption import MissingKey as MissingKey
 from headgate.sdk.errors import Closed as Closed
 from headgate.sdk.errors import Forbidden as Forbidden
 from headgate.sdk.errors import ForkedProcess as ForkedProcess

@@ -99,8 +99,17 @@ def _parse(text: str, trust: Trust) -> Address:
     return Address(f"{bracketed}:{port or DEFAULT_PORT}", tls=tls, trust=trust if tls else Trust())
 
 
+CONNECT_SECONDS: Final = 3.0
+"""For one attempt to connect: a peer that takes connections and does not answer must not use up the time in which a
+worker has to be back."""
+CONNECT_LONGEST_SECONDS: Final = 20.0
+"""After many attempts: over a slow link, or to a server that is overloaded, three seconds may never suffice."""
+SHORT_ROUNDS: Final = 4
+"""Rounds with the short time: they take about as long as servers wait for a worker that lost its connection."""
+
+
 class Rotation:
-    """Which address to try next, and how long to wait first.
+    """Which address to try next, how long to wait first, and how long the attempt may take.
 
     The start is random, so that many processes given the same list spread over it. A round over all addresses is made
     without waiting; after each failed round the wait doubles, jittered: after a server restart all its workers
@@ -112,14 +121,11 @@ class Rotation:
     ) -> None:
         self._addresses, self._chance = addresses, chance
         self._at = chance.randrange(len(addresses))
+        self.current = addresses[self._at]
+        """The address in use, or to be tried next."""
         self._first, self._longest = first_wait, longest
         self._failures = 0
         self._answered: set[Address] = set()
-
-    @property
-    def current(self) -> Address:
-        """The address in use, or to be tried next."""
-        return self._addresses[self._at]
 
     @property
     def single(self) -> bool:
@@ -135,9 +141,17 @@ class Rotation:
         """Whether a Headgate server has answered there before: then the address and its form are right."""
         return address in self._answered
 
+    @property
+    def connect_seconds(self) -> float:
+        """How long an attempt to connect may take: longer after some failed rounds."""
+        rounds = self._failures // len(self._addresses)
+        doubled: float = CONNECT_SECONDS * 2 ** min(16, max(0, rounds + 1 - SHORT_ROUNDS))
+        return min(CONNECT_LONGEST_SECONDS, doubled)
+
     def move_on(self) -> float:
         """Go to the next address; returns how many seconds to wait before trying it."""
         self._at = (self._at + 1) % len(self._addresses)
+        self.current = self._addresses[self._at]
         self._failures += 1
         rounds, rest = divmod(self._failures, len(self._addresses))
         if rest:

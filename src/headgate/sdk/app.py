@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput
@@ -20,7 +20,8 @@ from headgate.sdk.background import store_declared
 from headgate.sdk.batches import Batch, BatchInfo, batch_status, seal_batch
 from headgate.sdk.codec import body_of
 from headgate.sdk.connection import TENANT, Connection
-from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, SyncHandle, job_info, value_of
+from headgate.sdk.encryption import Encryption, encryption_of
+from headgate.sdk.handles import RESULT_TIMEOUT, JobHandle, JobInfo, SyncHandle, job_info
 from headgate.sdk.hooks import HookDecorators
 from headgate.sdk.io_thread import new_loop
 from headgate.sdk.job import Job
@@ -33,6 +34,8 @@ from headgate.sdk.submitting import Bound, submit, submit_many
 from headgate.sdk.tasks import AsyncTask, BadPayload, PlainTask, RunIn, Task, is_async
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
     from headgate.sdk.admin import Admin
     from headgate.sdk.drivers import AsyncTransaction, SyncTransaction
     from headgate.sdk.sync import SyncHeadgate
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 FLUSH_SECONDS = 5.0
 INTERRUPTED_FLUSH_SECONDS = 0.5
@@ -63,6 +67,7 @@ class Headgate(HookDecorators):
     (default HEADGATE_CA); `certificate` and `key` (HEADGATE_CERT, HEADGATE_KEY) are for servers that ask for yours.
     `tenant` (default HEADGATE_TENANT, else "default") is for `submit_in` only: servers take it from the token.
     `app` names this program where what its handlers declare is stored (default: the module that they share).
+    `encryption` has the keys by which payloads, results and errors are encrypted (default HEADGATE_ENCRYPTION_KEYS).
     Nothing is opened before the first submit, read or work.
     It may be used from any thread and any number of event loops, and in the children of a fork that came before its
     first use.
@@ -78,6 +83,7 @@ class Headgate(HookDecorators):
         key: str | Path | None = None,
         tenant: str | None = None,
         app: str | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
         super().__init__()
         secret = os.environ.get("HEADGATE_TOKEN", "") if token is None else token
@@ -85,7 +91,7 @@ class Headgate(HookDecorators):
         if ca and not any(address.tls for address in addresses):
             raise InvalidInput("ca", "is given, but no address is by TLS", hint="write https://host:port")
         of_tenant = check_tenant(os.environ.get("HEADGATE_TENANT", TENANT) if tenant is None else tenant)
-        self._connection = Connection(addresses, token=secret, tenant=of_tenant)
+        self._connection = Connection(addresses, token=secret, tenant=of_tenant, encryption=encryption_of(encryption))
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._schedules: dict[str, DeclaredSchedule] = {}
         self._app = check_source(app)
@@ -113,7 +119,7 @@ class Headgate(HookDecorators):
 
         `time_limit` bounds one attempt, from the moment its handler begins. Then an async handler is cancelled, one in
         a process interrupted and, if need be, its process ended; the attempt fails as TimeLimitExceeded and is retried
-        by its policy. A thread can only be asked (`job.cancelled`): if it does not end, the attempt fails all the same,
+        by its policy. A thread can only be asked (`job.cancelled`): if it does not end, the attempt fails anyway,
         and its slot is lost until the function returns.
 
         A payload that does not fit the parameters never will: the job is dead at once. With `bad_payload="retry"` it
@@ -221,6 +227,29 @@ class Headgate(HookDecorators):
         body = body_of(payload)
         return submit_in(self._connection, connection, check_topic(topic), body, prepared(**options), returns=Any)
 
+    @overload
+    def submit_many_in(
+        self, connection: AsyncTransaction, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
+    ) -> Coroutine[Any, Any, list[JobHandle[Any]]]: ...
+    @overload
+    def submit_many_in(
+        self, connection: SyncTransaction, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
+    ) -> list[SyncHandle[Any]]: ...
+    def submit_many_in(
+        self,
+        connection: AsyncTransaction | SyncTransaction,
+        topic: str,
+        payloads: Iterable[object],
+        **options: Unpack[JobOptions],
+    ) -> Coroutine[Any, Any, list[JobHandle[Any]]] | list[SyncHandle[Any]]:
+        """Store many jobs for a topic that is handled elsewhere, in your own transaction; see `Task.submit_many_in`."""
+        from headgate.sdk.transactions import submit_many_in
+
+        bodies = map(body_of, payloads)
+        return submit_many_in(
+            self._connection, connection, check_topic(topic), bodies, prepared(**options), returns=Any
+        )
+
     async def submit_many(
         self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
     ) -> list[JobHandle[Any]]:
@@ -268,15 +297,26 @@ class Headgate(HookDecorators):
         return await seal_batch(self._connection, batch_id)
 
     async def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
-        """Read a job; its payload and result on request. Raises NotFound."""
+        """Read a job; its payload and result on request: `info.payload`, `info.result(type=...)`. Raises NotFound."""
         found = self._connection.start_get(parse_job_id(job_id), payload=payload, result=result)
-        return job_info(await asyncio.wrap_future(found))
+        return job_info(await asyncio.wrap_future(found), self._connection.encryption)
 
-    async def wait_result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT) -> Any:  # noqa: ASYNC109
-        """Wait until a job is finished, and give its result decoded from JSON."""
-        known = parse_job_id(job_id)
-        found = await asyncio.wrap_future(self._connection.start_wait(known, timeout=timeout))
-        return value_of(found, Any, job_id=known, seconds=timeout)
+    @overload
+    async def wait_result(self, job_id: UUID | str, timeout: float = ...) -> Any: ...  # noqa: ASYNC109
+    @overload
+    async def wait_result(self, job_id: UUID | str, timeout: float = ..., *, type: type[T]) -> T: ...  # noqa: ASYNC109
+    async def wait_result(
+        self,
+        job_id: UUID | str,
+        timeout: float = RESULT_TIMEOUT,  # noqa: ASYNC109
+        *,
+        type: object = None,  # noqa: A002
+    ) -> object:
+        """Wait until a job is finished, and give its result decoded from JSON, as `type` if given.
+
+        Raises JobDead, JobCancelled or ResultTimeout.
+        """
+        return await self.handle(job_id).result(timeout, type=cast("Any", type))
 
     def handle(self, job_id: UUID | str) -> JobHandle[Any]:
         """A handle on a job by its id; sends nothing."""
@@ -335,7 +375,7 @@ class Headgate(HookDecorators):
     def run_worker(self, **options: Unpack[WorkerOptions]) -> None:
         """Run a worker on its own event loop until SIGTERM or SIGINT, then finish running jobs.
 
-        The process ends even if a handler does not: with exit code 1, some seconds after its job was handed back.
+        The process ends even if a handler does not: with exit code 1, some seconds after its job was abandoned.
         """
         from headgate.sdk.worker.forced_exit import forced_exit_after
 
@@ -343,6 +383,27 @@ class Headgate(HookDecorators):
         leaving = forced_exit_after(worker.ended, overdue=lambda: worker.overdue, more_seconds=worker.end_seconds)
         with leaving, asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(worker.run(signals=True))
+
+    # --- tracing -----------------------------------------------------------------------------------------------------
+
+    def tracing(self, provider: TracerProvider | None = None) -> None:
+        """Make OpenTelemetry spans of submits and of handlers, one trace across processes.
+
+        Call it once, before the worker starts. Needs `pip install headgate[tracing]` and a tracer provider of your
+        application; `provider` is used instead of it, but not in handlers that run in processes.
+        """
+        if self._connection.tracing is not None:
+            raise InvalidInput("tracing", "is on already", hint="call hg.tracing() once")
+        try:
+            from headgate.sdk.tracing import Tracing
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith("opentelemetry"):
+                raise
+            raise InvalidInput(
+                "tracing", "needs OpenTelemetry, which is not installed", hint="run: pip install 'headgate[tracing]'"
+            ) from error
+        self._connection.tracing = tracing = Tracing(provider)
+        self.middleware(tracing.middleware)
 
     # --- tests -------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, shown
 from headgate.sdk.codec import check_plain, decode, decoder_of, encode, is_loose, readable
@@ -78,14 +79,11 @@ class Arguments:
             if name in named:
                 check_plain(named[name], path=name)
         raw = encode(named, path=self._name)
-        self._check(raw)
-        return check_payload(raw)
-
-    def _check(self, raw: bytes) -> None:
         try:
             self._decode(raw)
         except Exception:  # noqa: BLE001 -- checked again on the slow path, which names the problem
             decode(raw, self._decoder, what=self._name)
+        return raw if len(raw) <= limits.PAYLOAD_MAX_BYTES else check_payload(raw)
 
     def _clash(self, named: dict[str, object], kwargs: Mapping[str, object]) -> bool:
         return not (self._keywords.issuperset(kwargs) and named.keys().isdisjoint(kwargs))

@@ -14,12 +14,11 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
 from headgate.domain.validation import check_page_size, check_payload, check_topic, shown, to_ms
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import JobHandle, state_word
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
@@ -82,7 +81,7 @@ class Batch:
         """Checks the arguments; sends nothing."""
         self._connection = connection
         batch = NewBatch(
-            id=connection.new_id() if id is None else parse_job_id(id, field="id"),
+            id=connection.ids.next_id() if id is None else parse_job_id(id, field="id"),
             name=name,
             needs=Needs.parse(needs, field="needs"),
             on_failure=OnParentFailure.parse(on_failure, field="on_failure"),
@@ -101,8 +100,12 @@ class Batch:
             expires_in_ms=to_ms(batch.expires_in),
         )
         if on_done is not None:
-            callback = on_done.options.id or connection.new_id()
-            self._request.on_done.CopyFrom(on_done.options.new_job(on_done.topic, callback.bytes, on_done.payload))
+            callback, body, options = on_done.options.id or connection.ids.next_id(), on_done.payload, on_done.options
+            if connection.tracing is not None:
+                options = connection.tracing.carrying(options)
+            if connection.encryption is not None:
+                (body,) = connection.encryption.seal_payloads([body], [callback.bytes], options)
+            self._request.on_done.CopyFrom(options.new_job(on_done.topic, callback.bytes, body))
             self._request.on_done.new_id = on_done.options.id is None
 
     def __repr__(self) -> str:

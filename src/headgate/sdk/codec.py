@@ -14,6 +14,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -73,7 +74,15 @@ encode_unchecked: Final[Callable[[object], bytes]] = _encoder.encode
 
 
 def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
-    """A reusable decoder that validates against `kind`."""
+    """A reusable decoder that validates against `kind`; raises TypeError if there is none."""
+    try:
+        return _kept_decoder(kind)
+    except TypeError:  # it is not hashable; or it cannot be read, and then this says why
+        return msgspec.json.Decoder(readable(kind), dec_hook=_decode_other)
+
+
+@lru_cache(maxsize=256)  # of the results that are read here, mostly the same few
+def _kept_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(readable(kind), dec_hook=_decode_other)
 
 
@@ -219,7 +228,7 @@ def _culprit(value: object, path: str, depth: int = 0) -> tuple[str, str] | None
 
 
 def is_loose(kind: object) -> bool:
-    """True if some part of this type is Any, so that msgspec cannot vouch for the way back."""
+    """True if some part of this type is Any, so that msgspec cannot know what is decoded."""
     try:
         return _loose(msgspec.inspect.type_info(kind))
     except Exception:  # noqa: BLE001 -- forward references and hooks: the walk over the values is always right

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from uuid import UUID
 
 from headgate.domain.ids import JobId
@@ -17,6 +17,7 @@ from headgate.sdk.client.calls import GIVE_UP_SECONDS, Calls
 from headgate.sdk.client.capacity import JOBS, SubmitCapacity, full
 from headgate.sdk.client.frames import FRAME_BYTES, FRAME_JOBS, Answer, PendingSubmit
 from headgate.sdk.client.producer import Producer
+from headgate.sdk.encryption import Encryption
 from headgate.sdk.errors import Closed, OutsideBox
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import IoThread, io_thread
@@ -24,6 +25,9 @@ from headgate.sdk.options import Prepared
 from headgate.sdk.rpc import GET_JOB, Answered, Asked, Method
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2
+
+if TYPE_CHECKING:
+    from headgate.sdk.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -60,25 +64,24 @@ class Target:
     closed: bool = False
 
 
-class Page:
-    """Jobs submitted together: their ids in order, and the future of the answer."""
-
-    __slots__ = ("future", "ids")
-
-    def __init__(self, ids: list[JobId], future: asyncio.Future[Answer] | Future[Answer]) -> None:
-        self.ids, self.future = ids, future
-
-
 class Connection:
     """Opens the producer and the unary calls when first needed."""
 
     def __init__(
-        self, addresses: tuple[Address, ...], *, token: str, tenant: str = TENANT, capacity: int = JOBS
+        self,
+        addresses: tuple[Address, ...],
+        *,
+        token: str,
+        tenant: str = TENANT,
+        capacity: int = JOBS,
+        encryption: Encryption | None = None,
     ) -> None:
         self.addresses, self.token = addresses, token
+        self.encryption = encryption
         self.tenant = tenant  # for submits in a transaction: a server takes it from the token
         self.box: Box | None = None
-        self._ids = new_id_maker()
+        self.tracing: Tracing | None = None  # spans of submits: see `Headgate.tracing`
+        self.ids = new_id_maker()
         self._capacity = capacity
         self._lock = threading.Lock()
         self._open: tuple[IoThread, Producer, Calls] | None = None
@@ -101,10 +104,6 @@ class Connection:
             opened[0].check_pid()
         return opened
 
-    def new_id(self) -> JobId:
-        """An id never used before."""
-        return self._ids.next_id()
-
     # --- submitting --------------------------------------------------------------------------------------------------
 
     def pages(self, payloads: Iterable[bytes]) -> Iterator[tuple[list[JobId], list[bytes]]]:
@@ -113,41 +112,57 @@ class Connection:
         size = 0
         for payload in payloads:
             if page and (len(page) >= FRAME_JOBS or size + len(payload) > FRAME_BYTES):
-                yield self._ids.make(len(page)), page
+                yield self.ids.make(len(page)), page
                 page, size = [], 0
             page.append(payload)
             size += len(payload)
         if page:
-            yield self._ids.make(len(page)), page
+            yield self.ids.make(len(page)), page
 
-    async def put(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
-        """Submit one page; its future, for the running loop, gets the answer.
+    async def put(
+        self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared
+    ) -> asyncio.Future[Answer]:
+        """Submit one page; the future, for the running loop, gets the answer.
 
         Waits for capacity up to the timeout, or raises OutboxFull at once (`when_busy`).
         """
+        if self.encryption is not None:
+            payloads = self.encryption.seal_payloads(payloads, [job_id.bytes for job_id in ids], options)
         if self.box is not None:
-            answered = asyncio.get_running_loop().create_future()
+            answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             answered.set_result(self.box.submit(topic, ids, payloads, options))
-            return Page(ids, answered)
+            return answered
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
         if not producer.capacity.take(len(ids), size):
             if not options.waits:
                 raise full()
             await producer.capacity.wait(len(ids), size, seconds=options.timeout)
-        return _sent(producer, topic, ids, payloads, options, size, deadline, asyncio.get_running_loop())
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        raw, new = [job_id.bytes for job_id in ids], options.id is None  # one of the caller's may have been sent before
+        producer.put(
+            PendingSubmit(topic, raw, payloads, options, deadline=deadline, new_id=new, size=size, future=future)
+        )
+        return future
 
-    def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Page:
+    def put_blocking(self, topic: str, ids: list[JobId], payloads: list[bytes], options: Prepared) -> Future[Answer]:
         """As `put`, blocking this thread."""
+        if self.encryption is not None:
+            payloads = self.encryption.seal_payloads(payloads, [job_id.bytes for job_id in ids], options)
         if self.box is not None:
-            return Page(ids, _done(self.box.submit(topic, ids, payloads, options)))
+            return _done(self.box.submit(topic, ids, payloads, options))
         io, producer, _ = self._opened()
         size, deadline = sum(map(len, payloads)), io.loop.time() + options.timeout
         if not producer.capacity.take(len(ids), size):
             if not options.waits:
                 raise full()
             producer.capacity.wait_blocking(len(ids), size, seconds=options.timeout)
-        return _sent(producer, topic, ids, payloads, options, size, deadline, None)
+        future: Future[Answer] = Future()
+        raw, new = [job_id.bytes for job_id in ids], options.id is None  # one of the caller's may have been sent before
+        producer.put(
+            PendingSubmit(topic, raw, payloads, options, deadline=deadline, new_id=new, size=size, future=future)
+        )
+        return future
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -157,14 +172,16 @@ class Connection:
             request = producer_pb2.GetJobRequest(id=job_id.bytes, with_payload=payload, with_result=result)
             return _done(self.box.call(GET_JOB, request))
         io, _, calls = self._opened()
-        return io.start(calls.get(job_id, within=GIVE_UP_SECONDS, payload=payload, result=result))
+        return asyncio.run_coroutine_threadsafe(
+            calls.get(job_id, within=GIVE_UP_SECONDS, payload=payload, result=result), io.loop
+        )
 
     def start_wait(self, job_id: UUID, *, timeout: float) -> Future[jobs.JobInfo]:
         """Wait for one job, from any thread or loop."""
         if self.box is not None:
             return self.box.wait(job_id, timeout=timeout)
         io, _, calls = self._opened()
-        return io.start(calls.wait(job_id, within=timeout))
+        return asyncio.run_coroutine_threadsafe(calls.wait(job_id, within=timeout), io.loop)
 
     async def call(
         self,
@@ -178,7 +195,9 @@ class Connection:
         if self.box is not None:
             return self.box.call(method, request)
         io, _, calls = self._opened()
-        return await asyncio.wrap_future(io.start(calls.call(method, request, within=timeout, about=about)))
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(calls.call(method, request, within=timeout, about=about), io.loop)
+        )
 
     def call_blocking(
         self, method: Method[Asked, Answered], request: Asked, *, within: float = GIVE_UP_SECONDS
@@ -187,7 +206,7 @@ class Connection:
         if self.box is not None:
             return self.box.call(method, request)
         io, _, calls = self._opened()
-        return io.start(calls.call(method, request, within=within)).result()
+        return asyncio.run_coroutine_threadsafe(calls.call(method, request, within=within), io.loop).result()
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
@@ -224,26 +243,7 @@ class Connection:
             await producer.close(flush=flush)
             await calls.close()
 
-        return io.start(end())
-
-
-def _sent(
-    producer: Producer,
-    topic: str,
-    ids: list[JobId],
-    payloads: list[bytes],
-    options: Prepared,
-    size: int,
-    deadline: float,
-    loop: asyncio.AbstractEventLoop | None,
-) -> Page:
-    raw = [job_id.bytes for job_id in ids]
-    # An id of the caller's own choice may have been sent before, perhaps by another process.
-    submit = PendingSubmit(
-        topic, raw, payloads, options, deadline=deadline, new_id=options.id is None, loop=loop, size=size
-    )
-    producer.put(submit)
-    return Page(ids, submit.future)
+        return asyncio.run_coroutine_threadsafe(end(), io.loop)
 
 
 def _done(value: T) -> Future[T]:

@@ -15,8 +15,8 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
 from headgate.sdk.database_errors import translating
 
-Row: TypeAlias = tuple[str, bool]
-"""The job's id, and whether it was created."""
+Rows: TypeAlias = list[tuple[str, bool]]
+"""For each job its id, and whether it was created."""
 
 _SUPPORTED: Final = (
     "pass a connection or session of asyncpg, psycopg 3, SQLAlchemy 2 or Django, or the alias of a Django database"
@@ -30,34 +30,36 @@ SELECT CAST(s.job_id AS text), s.created
            key_window interval, id uuid, headers jsonb, tags text[], limit_key text, deadline timestamptz,
            deadline_in interval, unique_key text, on_conflict text, debounce_max interval, depends_on uuid[],
            needs text, on_parent_failure text, batch uuid, retry jsonb, declared jsonb)
+ CROSS JOIN unnest(CAST({payloads} AS bytea[])) WITH ORDINALITY AS p(payload, n)
  CROSS JOIN LATERAL headgate.submit_returning(
-           CAST({topic} AS text), CAST({payload} AS bytea), tenant => o.tenant, priority => o.priority,
+           CAST({topic} AS text), p.payload, tenant => o.tenant, priority => o.priority,
            delay => o.delay, run_at => o.run_at, max_attempts => o.max_attempts, key => o.key,
            key_window => coalesce(o.key_window, '24 hours'), id => o.id, headers => o.headers, tags => o.tags,
            limit_key => o.limit_key, deadline => coalesce(o.deadline, clock_timestamp() + o.deadline_in),
            unique_key => o.unique_key, on_conflict => coalesce(o.on_conflict, 'keep'), debounce_max => o.debounce_max,
            depends_on => o.depends_on, needs => coalesce(o.needs, 'succeeded'),
            on_parent_failure => coalesce(o.on_parent_failure, 'cancel'), batch => o.batch, retry => o.retry,
-           declared => o.declared) AS s"""
+           declared => o.declared) AS s
+ ORDER BY p.n"""
 """JSON as text, and casts by name: connections may have codecs of their own for jsonb, and a colon is a parameter."""
-_NUMBERED: Final = STATEMENT.format(topic="$1", payload="$2", options="$3")
-_PERCENT: Final = STATEMENT.format(topic="%(topic)s", payload="%(payload)s", options="%(options)s")
-_NAMED: Final = STATEMENT.format(topic=":topic", payload=":payload", options=":options")
+_NUMBERED: Final = STATEMENT.format(topic="$1", payloads="$2", options="$3")
+_PERCENT: Final = STATEMENT.format(topic="%(topic)s", payloads="%(payloads)s", options="%(options)s")
+_NAMED: Final = STATEMENT.format(topic=":topic", payloads=":payloads", options=":options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One submit."""
+    """One submit, of one job or more."""
 
     topic: str
-    payload: bytes
+    payloads: list[bytes]
     options: str  # JSON
     tenant: str
 
     @property
-    def named(self) -> dict[str, str | bytes]:
+    def named(self) -> dict[str, str | list[bytes]]:
         """The parameters by name."""
-        return {"topic": self.topic, "payload": self.payload, "options": self.options}
+        return {"topic": self.topic, "payloads": self.payloads, "options": self.options}
 
 
 # ---------------------------------------------------------------------- as type checkers see them
@@ -94,32 +96,32 @@ SyncTransaction: TypeAlias = _Executes | _HasCursor | str
 # ---------------------------------------------------------------------- one function for each library
 
 
-async def _asyncpg(connection: Any, call: Call) -> Row:
+async def _asyncpg(connection: Any, call: Call) -> Rows:
     if not connection.is_in_transaction():
         raise _outside()
     with translating(sys.modules["asyncpg"].PostgresError, call):
-        row = await connection.fetchrow(_NUMBERED, call.topic, call.payload, call.options)
-    return row[0], row[1]
+        rows = await connection.fetch(_NUMBERED, call.topic, call.payloads, call.options)
+    return [(row[0], row[1]) for row in rows]
 
 
-def _psycopg(connection: Any, call: Call) -> Row:
+def _psycopg(connection: Any, call: Call) -> Rows:
     _require_transaction_of_psycopg(connection)
     psycopg = sys.modules["psycopg"]
     # Not connection.cursor(): the application may have set another class, with placeholders of its own.
     with translating(psycopg.Error, call), psycopg.Cursor(connection, row_factory=_tuples) as cursor:
         cursor.execute(_PERCENT, call.named)
-        row: Row = cursor.fetchone()
-    return row
+        rows: Rows = cursor.fetchall()
+    return rows
 
 
-async def _psycopg_async(connection: Any, call: Call) -> Row:
+async def _psycopg_async(connection: Any, call: Call) -> Rows:
     _require_transaction_of_psycopg(connection)
     psycopg = sys.modules["psycopg"]
     with translating(psycopg.Error, call):
         async with psycopg.AsyncCursor(connection, row_factory=_tuples) as cursor:
             await cursor.execute(_PERCENT, call.named)
-            row: Row = await cursor.fetchone()
-    return row
+            rows: Rows = await cursor.fetchall()
+    return rows
 
 
 def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
@@ -132,40 +134,38 @@ def _require_transaction_of_psycopg(connection: Any) -> None:
         raise _outside()
 
 
-def _sqlalchemy(connection: Any, call: Call) -> Row:
+def _sqlalchemy(connection: Any, call: Call) -> Rows:
     _require_postgresql(connection.dialect.name)
     if getattr(connection.connection.dbapi_connection, "autocommit", False):  # the isolation level AUTOCOMMIT
         raise _outside()
     alchemy = sys.modules["sqlalchemy"]
     with translating(alchemy.exc.DBAPIError, call):
-        row = connection.execute(alchemy.text(_NAMED), call.named).one()
-    return row[0], row[1]
+        return [(row[0], row[1]) for row in connection.execute(alchemy.text(_NAMED), call.named)]
 
 
-def _sqlalchemy_session(session: Any, call: Call) -> Row:
+def _sqlalchemy_session(session: Any, call: Call) -> Rows:
     return _sqlalchemy(session.connection(), call)
 
 
-async def _sqlalchemy_async(connection: Any, call: Call) -> Row:
-    row: Row = await connection.run_sync(_sqlalchemy, call)
-    return row
+async def _sqlalchemy_async(connection: Any, call: Call) -> Rows:
+    rows: Rows = await connection.run_sync(_sqlalchemy, call)
+    return rows
 
 
-async def _sqlalchemy_async_session(session: Any, call: Call) -> Row:
+async def _sqlalchemy_async_session(session: Any, call: Call) -> Rows:
     return await _sqlalchemy_async(await session.connection(), call)
 
 
-def _django(connection: Any, call: Call) -> Row:
+def _django(connection: Any, call: Call) -> Rows:
     _require_postgresql(connection.vendor)
     if connection.get_autocommit():
         raise _outside()
     with translating(sys.modules["django.db"].Error, call), connection.cursor() as cursor:
         cursor.execute(_PERCENT, call.named)
-        row = cursor.fetchone()
-    return row[0], row[1]
+        return [(row[0], row[1]) for row in cursor.fetchall()]
 
 
-def _django_alias(alias: str, call: Call) -> Row:
+def _django_alias(alias: str, call: Call) -> Rows:
     if "django.db" not in sys.modules:
         raise InvalidInput("connection", f"is {shown(alias)}, and Django is not in use here", hint=_SUPPORTED)
     return _django(sys.modules["django.db"].connections[alias], call)
@@ -189,7 +189,7 @@ def _outside() -> InvalidInput:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """How a statement is run; `run` returns a row, or a coroutine of one if `is_async`."""
+    """How a statement is run; `run` returns its rows, or a coroutine of them if `is_async`."""
 
     run: Callable[[Any, Call], Any]
     is_async: bool = False

@@ -21,6 +21,8 @@ RETRIED: Final = frozenset(
         "row_locked",
         "read_only",
         "overloaded",
+        "rate_limited",
+        "credentials_unavailable",
         "shutting_down",
         "unavailable",
     }
@@ -109,7 +111,10 @@ class OutboxFull(HeadgateError):
 
 
 class Overloaded(HeadgateError):
-    """The server is overloaded and refused this; nothing was stored. Try again in `retry_after` seconds."""
+    """The server is overloaded, or the token has reached its rate limit; nothing was stored.
+
+    Try again in `retry_after` seconds.
+    """
 
     code = "overloaded"
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError
-from headgate.domain.ids import JobId
+from headgate.domain.ids import JobId, id_from_bytes
 from headgate.sdk.client.producer import refusal
 from headgate.sdk.codec import decode, decoder_of
+from headgate.sdk.encryption import Encryption, Purpose
 from headgate.sdk.errors import JobCancelled, JobDead, ResultTimeout, SubmitConflict
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
@@ -61,7 +61,9 @@ class JobInfo:
     last_error: str
     headers: dict[str, str] = field(default_factory=dict, hash=False)
     payload: bytes = b""
-    result: bytes = b""
+    """As it was submitted; on request."""
+    raw_result: bytes = b""
+    """The stored result, on request; `result()` decodes it."""
     progress: tuple[int, int, str] | None = None
     unique_key: str = ""
     parents: tuple[Relation, ...] = ()
@@ -73,15 +75,35 @@ class JobInfo:
     """The schedule that made it, and for which occurrence; empty text when that schedule was deleted."""
     occurrence: datetime | None = None
     deadline: datetime | None = None
+    tags: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
         """True once the job is completed, dead or cancelled."""
         return self.state in ("completed", "dead", "cancelled")
 
+    @overload
+    def result(self) -> Any: ...
+    @overload
+    def result(self, *, type: type[T]) -> T: ...
+    def result(self, *, type: object = Any) -> object:  # noqa: A002
+        """What the handler returned, decoded from JSON, as `type` if given; None if nothing is stored or was requested.
 
-def job_info(found: jobs.JobInfo) -> JobInfo:
-    """Read a job off the wire."""
+        It waits for nothing and raises nothing about the state of the job, as `hg.wait_result` and `handle.result` do.
+        """
+        return decode(self.raw_result, decoder_of(type), what="result") if self.raw_result else None
+
+
+def job_info(found: jobs.JobInfo, encryption: Encryption | None = None) -> JobInfo:
+    """Read a job off the wire. Raises MissingKey or DecryptionFailed for a payload or result that cannot be read.
+
+    Without `encryption`, encrypted ones stay as they are.
+    """
+    payload, result, last_error = found.payload, found.result, found.last_error
+    if encryption is not None:
+        payload = encryption.open(payload, Purpose.PAYLOAD, found.id, what="the payload")
+        result = encryption.open_result(result, found.id)
+        last_error = encryption.open_text(last_error, found.id)
     progress = found.progress if found.HasField("progress") else None
     return JobInfo(
         id=id_from_bytes(found.id),
@@ -98,10 +120,10 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         claimed_at=time_or_none(found.claimed_us),
         lease_until=time_or_none(found.lease_until_us),
         finished_at=time_or_none(found.finished_us),
-        last_error=found.last_error,
+        last_error=last_error,
         headers=dict(found.headers),
-        payload=found.payload,
-        result=found.result,
+        payload=payload,
+        raw_result=result,
         progress=(progress.done, progress.total, progress.message) if progress else None,
         unique_key=found.unique_key,
         parents=_relations(found.parents),
@@ -112,6 +134,7 @@ def job_info(found: jobs.JobInfo) -> JobInfo:
         schedule=found.lineage.schedule if found.HasField("lineage") else None,
         occurrence=time_or_none(found.lineage.occurrence_us),
         deadline=time_or_none(found.deadline_us),
+        tags=tuple(found.tags),
     )
 
 
@@ -134,15 +157,15 @@ def state_word(state: int) -> str:
         return f"state {state}"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Handle(Generic[R]):
     """One submitted job. `created` is False if the same job existed before (a repeated id or key)."""
 
-    __slots__ = ("_connection", "_returns", "created", "id")
-
-    def __init__(self, connection: Connection, job_id: JobId, returns: object, *, created: bool = True) -> None:
-        self._connection, self._returns = connection, returns
-        self.id = job_id
-        self.created = created
+    _connection: Connection
+    id: JobId
+    _returns: object
+    _: KW_ONLY
+    created: bool = True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self.id}>"
@@ -162,12 +185,14 @@ class JobHandle(Handle[R]):
 
         Decoded as the handler's return annotation, or as `type`. Raises JobDead, JobCancelled or ResultTimeout.
         """
-        found = await asyncio.wrap_future(self._connection.start_wait(self.id, timeout=timeout))
-        return value_of(found, type or self._returns, job_id=self.id, seconds=timeout)
+        connection = self._connection
+        found = await asyncio.wrap_future(connection.start_wait(self.id, timeout=timeout))
+        kind, keys = type or self._returns, connection.encryption
+        return value_of(found, kind, job_id=self.id, seconds=timeout, encryption=keys)
 
     async def info(self) -> JobInfo:
         """Read the job."""
-        return job_info(await asyncio.wrap_future(self._connection.start_get(self.id)))
+        return job_info(await asyncio.wrap_future(self._connection.start_get(self.id)), self._connection.encryption)
 
     async def cancel(self, *, reason: str = "") -> bool:
         """End the job at once if it waits, or ask its worker to stop; False if that was requested before.
@@ -192,12 +217,14 @@ class SyncHandle(Handle[R]):
     def result(self, timeout: float = ..., *, type: type[T]) -> T: ...
     def result(self, timeout: float = RESULT_TIMEOUT, *, type: object = None) -> object:  # noqa: A002
         """As `JobHandle.result`, blocking."""
-        found = self._connection.start_wait(self.id, timeout=timeout).result()
-        return value_of(found, type or self._returns, job_id=self.id, seconds=timeout)
+        connection = self._connection
+        found = connection.start_wait(self.id, timeout=timeout).result()
+        kind, keys = type or self._returns, connection.encryption
+        return value_of(found, kind, job_id=self.id, seconds=timeout, encryption=keys)
 
     def info(self) -> JobInfo:
         """Read the job."""
-        return job_info(self._connection.start_get(self.id).result())
+        return job_info(self._connection.start_get(self.id).result(), self._connection.encryption)
 
     def cancel(self, *, reason: str = "") -> bool:
         """As `JobHandle.cancel`, blocking."""
@@ -208,13 +235,19 @@ class SyncHandle(Handle[R]):
         return change.changed
 
 
-def value_of(found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float) -> Any:
+def value_of(
+    found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float, encryption: Encryption | None = None
+) -> Any:
     """The result of a finished job, or the error that says why there is none."""
+    last_error = found.last_error
+    if encryption is not None:
+        last_error = encryption.open_text(last_error, job_id.bytes)
     match found.state:
         case jobs.STATE_COMPLETED:
-            return decode(found.result, decoder_of(kind), what="result") if found.result else None
+            result = found.result if encryption is None else encryption.open_result(found.result, job_id.bytes)
+            return decode(result, decoder_of(kind), what="result") if result else None
         case jobs.STATE_DEAD:
-            raise JobDead(job_id, last_error=found.last_error)
+            raise JobDead(job_id, last_error=last_error)
         case jobs.STATE_CANCELLED:
             raise JobCancelled(job_id)
         case _:
@@ -223,7 +256,7 @@ def value_of(found: jobs.JobInfo, kind: object, *, job_id: UUID, seconds: float)
                 job_id,
                 state=state_word(found.state),
                 seconds=seconds,
-                last_error=found.last_error,
+                last_error=last_error,
                 next_try=time_or_none(found.run_at_us) if retrying else None,
             )
 

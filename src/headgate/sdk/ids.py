@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from uuid import UUID
 
-from headgate.domain.ids import JobId, JobIdMaker
+from headgate.domain.ids import JobIdMaker
 
 
 def new_id_maker() -> JobIdMaker:
     """A maker over this machine's clock and entropy; share one per client, so that its ids keep their order."""
     return JobIdMaker(clock_ms=_unix_ms, entropy=os.urandom)
-
-
-def id_from_bytes(raw: bytes) -> JobId:
-    """Read an id as the wire carries it."""
-    return JobId(UUID(bytes=raw))
 
 
 def _unix_ms() -> int:

@@ -1,6 +1,6 @@
 """Log lines of code that runs on the I/O thread.
 
-The output of a log can block: a pipe that nobody reads, a terminal that is stopped. A line that the I/O thread writes
+The output of a log can block: a pipe that no one reads, a terminal that is stopped. A line that the I/O thread writes
 itself would stop heartbeats, and a worker that is asked to end would not. Another thread writes them (`IoThread`).
 """
 

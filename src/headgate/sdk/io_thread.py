@@ -16,15 +16,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 
 from headgate.sdk.background_calls import BackgroundCalls
 from headgate.sdk.errors import ForkedProcess
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -68,14 +63,6 @@ class IoThread:
                 f"process {self.pid} has used a Headgate client, then forked, and gRPC does not work in its fork "
                 f"{os.getpid()}; first use a client after the fork (making one before is fine)"
             )
-
-    def soon(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Run `call` on the loop, from any thread; it must not raise."""
-        self.loop.call_soon_threadsafe(call, *args)
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop, from any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
 
 _lock = threading.Lock()

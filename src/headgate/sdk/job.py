@@ -11,10 +11,9 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
 from typing import Final, Protocol, cast
-from uuid import UUID
 
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import JobId
+from headgate.domain.ids import JobId, id_from_bytes
 from headgate.domain.validation import check_integer, clean_text, shown
 from headgate.sdk.outcomes import Cancelled, Seconds, delay_in_ms
 from headgate.sdk.times import time_of, time_or_none
@@ -159,7 +158,7 @@ class Job:
     def id(self) -> JobId:
         """The job's id, the same in every attempt."""
         if self._id is None:
-            self._id = JobId(UUID(bytes=self._raw_id))
+            self._id = id_from_bytes(self._raw_id)
         return self._id
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -37,6 +38,18 @@ class JobFields(logging.Filter):
 def fields_of(job: Job) -> dict[str, Any]:
     """The fields by which a job is found in logs."""
     return {"job_id": str(job.id), "topic": job.topic, "attempt": job.attempt}
+
+
+@contextmanager
+def bound_to(job: Job) -> Iterator[None]:
+    """Bind the fields of a job to the log lines of a block, in `logging` and in structlog."""
+    token = current_job.set(job)
+    around = contextmanager(structlog_fields)(job) if structlog_is_loaded() else nullcontext()
+    try:
+        with around:
+            yield
+    finally:
+        current_job.reset(token)
 
 
 def structlog_is_loaded() -> bool:

@@ -1,4 +1,4 @@
-"""Quotes the values of the SDK's log lines before any handler sees them.
+"""Quotes the values of the SDK's log lines, and masks secrets in them, before any handler sees them.
 
 An application has its own formatter, and pytest its own, so the quoting of `headgate.ops.logs` does not reach them.
 """
@@ -6,16 +6,24 @@ An application has its own formatter, and pytest its own, so the quoting of `hea
 from __future__ import annotations
 
 import logging
+import os
+from functools import lru_cache
 from typing import Final
 
 from headgate.domain.log_fields import Quoted
+from headgate.domain.log_redaction import mask_record
+from headgate.domain.redaction import Redaction
 
 LOGGERS: Final = ("headgate.client", "headgate.rules", "headgate.schedules", "headgate.worker")
 """Those of the SDK; `headgate.job.*` carry text of the application, which stays as it is."""
 
 
+REDACT_VARIABLE: Final = "HEADGATE_REDACT"
+
+
 class _QuoteValues(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
+        mask_record(record, _redaction(os.environ.get(REDACT_VARIABLE, "")))
         if isinstance(record.args, tuple):
             record.args = tuple(map(_marked, record.args))
         return True
@@ -25,6 +33,11 @@ def _marked(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | Quoted):
         return value
     return Quoted(value)
+
+
+@lru_cache(maxsize=1)
+def _redaction(names: str) -> Redaction:
+    return Redaction.of([name for one in names.split(",") if (name := one.strip())])
 
 
 _QUOTE_VALUES: Final = _QuoteValues()

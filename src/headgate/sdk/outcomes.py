@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import MILLISECOND, clean_text, shown, to_ms
+from headgate.sdk.encryption import Encryption
 from headgate.wire import jobs_pb2 as pb
 
 Seconds = float | int | timedelta
@@ -120,6 +121,17 @@ def failure(kind: str, message: str, *, trace: str = "", permanent: bool = False
             permanent=permanent,
         )
     )
+
+
+def sealed_failure(outcome: pb.Outcome, encryption: Encryption, job_id: bytes) -> pb.Outcome:
+    """The outcome with message and traceback encrypted; its type stays readable, for the groups of errors."""
+    if encryption.errors and outcome.HasField("failed"):
+        failed = outcome.failed
+        # What the job keeps is cut, and a cut ciphertext could not be read; the traceback has the message as well.
+        most = limits.LAST_ERROR_MAX_CHARS - len(failed.type) - len(": ")
+        failed.message = encryption.seal_text(failed.message, job_id, limit=most)
+        failed.traceback = encryption.seal_text(failed.traceback, job_id, limit=limits.ERROR_TRACEBACK_MAX_CHARS)
+    return outcome
 
 
 def _type_name(error: BaseException) -> str:

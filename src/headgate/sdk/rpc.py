@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Generic, TypeAlias, TypeVar, cast
@@ -12,11 +13,13 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from headgate.domain.errors import AlreadyExists, HeadgateError, NotFound, Refused, VersionConflict
+from headgate.domain.request_ids import HEADER
 from headgate.sdk.addresses import Address
 from headgate.sdk.errors import (
     RETRIED,
     Forbidden,
     NotConnected,
+    Overloaded,
     ServerError,
     SubmitRefused,
     Superseded,
@@ -107,11 +110,6 @@ async def next_frame(call: WorkCall) -> worker.ServerFrame | None:
     return cast("worker.ServerFrame", frame) if (frame := await call.read()) else None
 
 
-async def next_reply(call: ProduceCall) -> producer.ProducerReply | None:
-    """Read one reply; None at the end."""
-    return cast("producer.ProducerReply", reply) if (reply := await call.read()) else None
-
-
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Asked, Answered]):
     """A call of one message for one message."""
@@ -138,11 +136,14 @@ REPORT_OUTCOME: Final = Method("WorkerService/ReportOutcome", worker.ReportOutco
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call or a stream."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
+    """The metadata of a call or a stream; each has an id of its own, by which the server's log lines are found."""
+    request_id = (HEADER, os.urandom(8).hex())
+    return (("authorization", f"Bearer {token}"), request_id) if token else (request_id,)
 
 
-_REFUSED_BEFORE: Final = frozenset({"store_unavailable", "store_busy", "row_locked", "read_only", "shutting_down"})
+_REFUSED_BEFORE: Final = frozenset(
+    {"store_unavailable", "store_busy", "row_locked", "read_only", "shutting_down", "credentials_unavailable"}
+)
 
 _OWN_KINDS: Final[dict[str, type[Refused]]] = {
     "version_conflict": VersionConflict,
@@ -178,6 +179,15 @@ def explain(
     """
     if isinstance(error, HeadgateError):
         return error
+    explained = _explained(error, address, about=about, answered=answered)
+    if isinstance(error, grpc.aio.AioRpcError):
+        explained.request_id = trailer(error, HEADER)
+    return explained
+
+
+def _explained(
+    error: grpc.aio.AioRpcError | Exception, address: Address, *, about: tuple[str, str] | None, answered: bool
+) -> HeadgateError:
     if not isinstance(error, grpc.aio.AioRpcError):
         return ServerError(f"the connection to {address} failed: {type(error).__name__}: {str(error)[:200]}")
     status, details, reported = error.code(), (error.details() or "").strip(), reported_code(error)
@@ -203,6 +213,8 @@ def explain(
             return _refused(details, reported or "invalid_input")
         case _ if reported == "too_large":
             return _refused(details, reported)
+        case _ if reported == "rate_limited":
+            return Overloaded(f"{address} refused: {details}", retry_after=retry_after(error) or 1.0)
         case _ if (kind := _OWN_KINDS.get(reported)) is not None:
             return kind(details)
         case _:
@@ -265,8 +277,13 @@ def not_connected(address: Address, details: str = "", *, answered: bool = False
 
 def reported_code(error: grpc.aio.AioRpcError) -> str:
     """The server's error code, from the trailers."""
+    return trailer(error, "headgate-code")
+
+
+def trailer(error: grpc.aio.AioRpcError, wanted: str) -> str:
+    """A value of the trailers; empty if there is none."""
     for name, value in error.trailing_metadata() or ():
-        if name == "headgate-code":
+        if name == wanted:
             return value if isinstance(value, str) else value.decode("ascii", "replace")
     return ""
 
@@ -279,6 +296,13 @@ def retry_after(error: grpc.aio.AioRpcError) -> float | None:
     hint = dict(error.trailing_metadata() or ()).get("headgate-retry-after-ms", "0")
     milliseconds = int(hint) if hint.isdigit() else 0
     return max(SHORTEST_RETRY_SECONDS, milliseconds / 1000)
+
+
+def rate_limited(error: BaseException) -> float:
+    """Seconds to wait when the token has reached its rate limit; 0 for any other error."""
+    if not isinstance(error, grpc.aio.AioRpcError) or reported_code(error) != "rate_limited":
+        return 0.0
+    return retry_after(error) or 0.0
 
 
 def never_arrived(error: grpc.aio.AioRpcError) -> bool:

@@ -1,7 +1,7 @@
 """Schedules declared in code: `@hg.cron(...)` and `@hg.every(...)` above `@hg.job(...)`.
 
 A worker stores them when it starts, in the background: a server that is not there yet does not keep it from working,
-and a token that may not (scope `operate`) costs a warning. `headgate schedule sync app:hg` does the same by hand. What
+and a token that may not (scope `operate`) costs a warning. `headgate schedule sync app:hg` does the same manually. What
 is stored as declared is not written again; what is no longer declared is reported, and deleted only on request.
 """
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.ids import JobId
+from headgate.domain.ids import JobId, id_from_bytes
 from headgate.sdk.client.frames import Answer
-from headgate.sdk.connection import PAGES_IN_FLIGHT, Connection, Page
+from headgate.sdk.connection import PAGES_IN_FLIGHT, Connection
 from headgate.sdk.errors import SubmitManyError
 from headgate.sdk.handles import JobHandle, SyncHandle, error_of
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import Prepared
 
 
@@ -29,39 +28,67 @@ class Bound:
     returns: object = Any
 
 
-async def submit(
+def submit(
+    connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
+) -> Coroutine[Any, Any, JobHandle[Any]]:
+    """Submit one job and wait until it is stored."""
+    if connection.tracing is None:
+        return _submit(connection, topic, payload, options, returns=returns)
+    return connection.tracing.submit(_submit, connection, topic, payload, options, returns=returns)
+
+
+async def _submit(
     connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
 ) -> JobHandle[Any]:
-    """Submit one job and wait until it is stored."""
-    page = await connection.put(topic, [options.id or connection.new_id()], [payload], options)
-    answer = await cast("asyncio.Future[Answer]", page.future)
-    job_id, created = _read_one(page.ids[0], answer, options)
-    return JobHandle(connection, job_id, returns, created=created)
+    job_id = options.id or connection.ids.next_id()
+    answer = await (await connection.put(topic, [job_id], [payload], options))
+    if answer:  # else it was created, as nearly always
+        return JobHandle(connection, _existing(job_id, answer, options), returns, created=False)
+    return JobHandle(connection, job_id, returns)
 
 
 def submit_blocking(
     connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
 ) -> SyncHandle[Any]:
     """As `submit`, blocking this thread."""
-    page = connection.put_blocking(topic, [options.id or connection.new_id()], [payload], options)
-    job_id, created = _read_one(page.ids[0], _blocked(page), options)
-    return SyncHandle(connection, job_id, returns, created=created)
+    if connection.tracing is None:
+        return _submit_blocking(connection, topic, payload, options, returns=returns)
+    return connection.tracing.submit_blocking(_submit_blocking, connection, topic, payload, options, returns=returns)
 
 
-async def submit_many(
+def _submit_blocking(
+    connection: Connection, topic: str, payload: bytes, options: Prepared, *, returns: object
+) -> SyncHandle[Any]:
+    job_id = options.id or connection.ids.next_id()
+    answer = connection.put_blocking(topic, [job_id], [payload], options).result()
+    if answer:  # as above
+        return SyncHandle(connection, _existing(job_id, answer, options), returns, created=False)
+    return SyncHandle(connection, job_id, returns)
+
+
+def submit_many(
+    connection: Connection, topic: str, payloads: Iterable[bytes], options: Prepared, *, returns: object
+) -> Coroutine[Any, Any, list[JobHandle[Any]]]:
+    """Submit many jobs in frames, several in flight at once, and wait until all are stored."""
+    if connection.tracing is None:
+        return _submit_many(connection, topic, payloads, options, returns=returns)
+    return connection.tracing.submit(_submit_many, connection, topic, payloads, options, returns=returns, many=True)
+
+
+async def _submit_many(
     connection: Connection, topic: str, payloads: Iterable[bytes], options: Prepared, *, returns: object
 ) -> list[JobHandle[Any]]:
-    """Submit many jobs in frames, several in flight at once, and wait until all are stored."""
-    _check_many(options)
+    check_many(options)
     sum_up = _Summary(options)
-    waiting: deque[Page] = deque()  # at most PAGES_IN_FLIGHT: then the oldest is awaited before the next is made
+    # At most PAGES_IN_FLIGHT: then the oldest is awaited before the next is made.
+    waiting: deque[tuple[list[JobId], asyncio.Future[Answer]]] = deque()
 
     async def oldest() -> None:
-        page = waiting.popleft()
-        sum_up.add(page, await cast("asyncio.Future[Answer]", page.future))
+        ids, answered = waiting.popleft()
+        sum_up.add(ids, await answered)
 
     for ids, bodies in connection.pages(payloads):
-        waiting.append(await connection.put(topic, ids, bodies, options))
+        waiting.append((ids, await connection.put(topic, ids, bodies, options)))
         if len(waiting) >= PAGES_IN_FLIGHT:
             await oldest()
         else:
@@ -77,37 +104,44 @@ def submit_many_blocking(
     connection: Connection, topic: str, payloads: Iterable[bytes], options: Prepared, *, returns: object
 ) -> list[SyncHandle[Any]]:
     """As `submit_many`, blocking this thread."""
-    _check_many(options)
+    if connection.tracing is None:
+        return _submit_many_blocking(connection, topic, payloads, options, returns=returns)
+    return connection.tracing.submit_blocking(
+        _submit_many_blocking, connection, topic, payloads, options, returns=returns, many=True
+    )
+
+
+def _submit_many_blocking(
+    connection: Connection, topic: str, payloads: Iterable[bytes], options: Prepared, *, returns: object
+) -> list[SyncHandle[Any]]:
+    check_many(options)
     sum_up = _Summary(options)
-    waiting: deque[Page] = deque()  # as above
+    waiting: deque[tuple[list[JobId], Future[Answer]]] = deque()  # as above
     for ids, bodies in connection.pages(payloads):
-        waiting.append(connection.put_blocking(topic, ids, bodies, options))
+        waiting.append((ids, connection.put_blocking(topic, ids, bodies, options)))
         if len(waiting) >= PAGES_IN_FLIGHT:
-            sum_up.add(waiting[0], _blocked(waiting.popleft()))
+            oldest, answered = waiting.popleft()
+            sum_up.add(oldest, answered.result())
         if sum_up.refused_page:
             break
-    for page in waiting:
-        sum_up.add(page, _blocked(page))
+    for ids, answered in waiting:
+        sum_up.add(ids, answered.result())
     return [SyncHandle(connection, job_id, returns, created=created) for job_id, created in sum_up.accepted()]
 
 
-def _blocked(page: Page) -> Answer:
-    return cast("Future[Answer]", page.future).result()
-
-
-def _read_one(job_id: JobId, answer: Answer, options: Prepared) -> tuple[JobId, bool]:
+def _existing(job_id: JobId, answer: Answer, options: Prepared) -> JobId:
+    """The job that existed before; raises if the one that was sent was refused."""
     if isinstance(answer, HeadgateError):
         raise answer
-    receipt = answer.get(0)
-    if receipt is None:
-        return job_id, True
+    receipt = answer[0]
     if error := error_of(receipt, key=options.given.get("key", "")):
         raise error
     # A duplicate by key is another job than the one sent: the handle follows the one that exists.
-    return (id_from_bytes(receipt.id) if receipt.id else job_id), False
+    return id_from_bytes(receipt.id) if receipt.id else job_id
 
 
-def _check_many(options: Prepared) -> None:
+def check_many(options: Prepared) -> None:
+    """Refuse options that name a single job."""
     for name in ("id", "key", "unique"):
         if name in options.given:
             raise InvalidInput(name, "names a single job and cannot be shared by many", hint="submit them one by one")
@@ -123,10 +157,10 @@ class _Summary:
         self._errors: dict[int, HeadgateError] = {}
         self.refused_page = False  # a whole page was refused: more pages would be, too
 
-    def add(self, page: Page, answer: Answer) -> None:
+    def add(self, ids: list[JobId], answer: Answer) -> None:
         """Take the answer of the next page."""
         start = len(self._ids)
-        self._ids.extend(page.ids)
+        self._ids.extend(ids)
         if isinstance(answer, HeadgateError):
             self.refused_page = True
             self._errors.update(dict.fromkeys(range(start, len(self._ids)), answer))
@@ -135,7 +169,7 @@ class _Summary:
             if error := error_of(receipt, key=self._key):
                 self._errors[start + index] = error
             else:
-                self._older[start + index] = id_from_bytes(receipt.id) if receipt.id else page.ids[index]
+                self._older[start + index] = id_from_bytes(receipt.id) if receipt.id else ids[index]
 
     def accepted(self) -> list[tuple[JobId, bool]]:
         """All jobs, and whether each is new; raises the error that names those not accepted."""

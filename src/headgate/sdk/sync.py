@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
+from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_topic
 from headgate.sdk.app import FLUSH_SECONDS, Headgate
 from headgate.sdk.batches import BatchInfo
 from headgate.sdk.codec import body_of
-from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info, value_of
+from headgate.sdk.handles import RESULT_TIMEOUT, JobInfo, SyncHandle, job_info
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.submitting import Bound, submit_blocking, submit_many_blocking
-from headgate.sdk.tasks import Task
+from headgate.sdk.tasks import Calls, Task
+
+if TYPE_CHECKING:
+    from headgate.sdk.drivers import SyncTransaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,23 +41,45 @@ class SyncHeadgate:
         *,
         token: str | None = None,
         ca: str | Path | None = None,
+        tenant: str | None = None,
     ) -> None:
-        self._app = app if isinstance(app, Headgate) else Headgate(app, token=token, ca=ca)
+        """`token`, `ca` and `tenant` as for `Headgate`; not beside a client, which has its own."""
+        if isinstance(app, Headgate):
+            for name, given in (("token", token), ("ca", ca), ("tenant", tenant)):
+                if given is not None:
+                    raise InvalidInput(name, "is given beside a client, which has its own", hint=f"leave {name} out")
+            self._app = app
+        else:
+            self._app = Headgate(app, token=token, ca=ca, tenant=tenant)
         self._connection = self._app._connection
 
     def submit(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
         """Store a job with these arguments; returns once it is committed. See `Task.submit`."""
         return task.submit_blocking(*args, **kwargs)
 
-    def submit_many(
-        self, task: Task[..., R], calls: Iterable[Mapping[str, object] | Sequence[object]]
-    ) -> list[SyncHandle[R]]:
+    def submit_in(
+        self, connection: SyncTransaction, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> SyncHandle[R]:
+        """Store a job in your own transaction. See `Task.submit_in`."""
+        return task.submit_in(connection, *args, **kwargs)
+
+    def submit_many_in(self, connection: SyncTransaction, task: Task[..., R], calls: Calls, /) -> list[SyncHandle[R]]:
+        """Store many jobs in your own transaction. See `Task.submit_many_in`."""
+        return task.submit_many_in(connection, calls)
+
+    def submit_many(self, task: Task[..., R], calls: Calls) -> list[SyncHandle[R]]:
         """Store many jobs; returns once all are committed. See `Task.submit_many`."""
         return task.submit_many_blocking(calls)
 
     def submit_to(self, topic: str, payload: object = b"", **options: Unpack[JobOptions]) -> SyncHandle[Any]:
         """Store a job for a topic that is handled elsewhere. Bytes are sent as they are, all else as JSON."""
         return submit_blocking(self._connection, check_topic(topic), body_of(payload), prepared(**options), returns=Any)
+
+    def submit_to_in(
+        self, connection: SyncTransaction, topic: str, payload: object = b"", **options: Unpack[JobOptions]
+    ) -> SyncHandle[Any]:
+        """Store a job for a topic that is handled elsewhere, in your own transaction. See `Task.submit_in`."""
+        return self._app.submit_in(connection, topic, payload, **options)
 
     def submit_many_to(
         self, topic: str, payloads: Iterable[object], **options: Unpack[JobOptions]
@@ -70,21 +97,25 @@ class SyncHeadgate:
         return self.wait(self._app.batch_status(batch_id))
 
     def get(self, job_id: UUID | str, *, payload: bool = False, result: bool = False) -> JobInfo:
-        """Read a job; its payload and result on request. Raises NotFound."""
-        return job_info(self._connection.start_get(parse_job_id(job_id), payload=payload, result=result).result())
+        """Read a job; its payload and result on request: `info.payload`, `info.result(type=...)`. Raises NotFound."""
+        found = self._connection.start_get(parse_job_id(job_id), payload=payload, result=result).result()
+        return job_info(found, self._connection.encryption)
 
-    def result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT) -> Any:
-        """Wait until a job is finished, and give its result decoded from JSON."""
-        known = parse_job_id(job_id)
-        found = self._connection.start_wait(known, timeout=timeout).result()
-        return value_of(found, Any, job_id=known, seconds=timeout)
+    @overload
+    def result(self, job_id: UUID | str, timeout: float = ...) -> Any: ...
+    @overload
+    def result(self, job_id: UUID | str, timeout: float = ..., *, type: type[T]) -> T: ...
+    def result(self, job_id: UUID | str, timeout: float = RESULT_TIMEOUT, *, type: object = None) -> object:  # noqa: A002
+        """Wait until a job is finished, and give its result decoded from JSON, as `type` if given."""
+        handle: SyncHandle[Any] = SyncHandle(self._connection, parse_job_id(job_id), Any)
+        return handle.result(timeout, type=cast("Any", type))
 
     def wait(self, call: Coroutine[Any, Any, T]) -> T:
         """Make one call of the async client, blocking this thread: `hg.sync.wait(hg.admin....)`.
 
         For calls of this client only: they run on the SDK's own loop, which nothing else may block.
         """
-        return io_thread().start(call).result()
+        return asyncio.run_coroutine_threadsafe(call, io_thread().loop).result()
 
     def close(self, *, flush: float = FLUSH_SECONDS) -> None:
         """Wait up to `flush` seconds for unanswered submits, and close."""

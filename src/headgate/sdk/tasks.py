@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import check_payload, check_topic, shown
@@ -26,6 +26,8 @@ R = TypeVar("R")
 C = ParamSpec("C")
 """How the function itself is called: its parameters with its `Job`."""
 
+Calls: TypeAlias = Iterable[Mapping[str, object] | Sequence[object]]
+"""Arguments of many jobs, each by name or by position."""
 RunIn = Literal["loop", "thread", "process"]
 BadPayload = Literal["fail", "retry"]
 
@@ -74,6 +76,7 @@ class Task(Generic[P, R]):
         if "options" in inspect.signature(function).parameters:
             raise InvalidInput(self.name, "has a parameter named options, which submit() keeps for itself")
         self._connection = connection
+        self.encryption = connection.encryption  # here too: a worker looks at it for every job
         self._options = options
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", self.name)
@@ -94,7 +97,7 @@ class Task(Generic[P, R]):
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound:
         """The task with these arguments, for `hg.batch(on_done=...)` and `hg.submit_batch(...)`; sends nothing."""
-        options = self._chosen(kwargs)
+        options = self._chosen(kwargs) if "options" in kwargs else self._options
         return Bound(self.topic, self.arguments.payload_of_call(args, kwargs), options, self.arguments.returns)
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -103,7 +106,7 @@ class Task(Generic[P, R]):
         Raises PayloadError before anything is sent if the arguments do not fit the function. A broken connection is
         ridden out for `timeout` seconds (an option, 30 by default); then NotConnected or NotAcknowledged.
         """
-        options = self._chosen(kwargs)
+        options = self._chosen(kwargs) if "options" in kwargs else self._options
         payload = self.arguments.payload_of_call(args, kwargs)
         return await submit(self._connection, self.topic, payload, options, returns=self.arguments.returns)
 
@@ -127,9 +130,29 @@ class Task(Generic[P, R]):
         """
         from headgate.sdk.transactions import submit_in
 
-        options = self._chosen(kwargs)
+        options = self._chosen(kwargs) if "options" in kwargs else self._options
         payload = self.arguments.payload_of_call(args, kwargs)
         return submit_in(self._connection, connection, self.topic, payload, options, returns=self.arguments.returns)
+
+    @overload
+    def submit_many_in(
+        self, connection: AsyncTransaction, calls: Calls, /
+    ) -> Coroutine[Any, Any, list[JobHandle[R]]]: ...
+    @overload
+    def submit_many_in(self, connection: SyncTransaction, calls: Calls, /) -> list[SyncHandle[R]]: ...
+    def submit_many_in(
+        self, connection: AsyncTransaction | SyncTransaction, calls: Calls, /
+    ) -> Coroutine[Any, Any, list[JobHandle[R]]] | list[SyncHandle[R]]:
+        """Store many jobs in your own transaction, in few statements: all of them if you commit, else none.
+
+        `connection` as for `submit_in`, `calls` as for `submit_many`.
+        """
+        from headgate.sdk.transactions import submit_many_in
+
+        payloads = self._payloads(calls)
+        return submit_many_in(
+            self._connection, connection, self.topic, payloads, self._options, returns=self.arguments.returns
+        )
 
     async def submit_raw(self, payload: bytes) -> JobHandle[R]:
         """Store a job with this body, for functions that take only a Job."""
@@ -165,7 +188,7 @@ class Task(Generic[P, R]):
         info, _ = await Schedules(self._connection).put_spec(name, made, version=version)
         return info
 
-    async def submit_many(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[JobHandle[R]]:
+    async def submit_many(self, calls: Calls) -> list[JobHandle[R]]:
         """Store many jobs in few frames; returns once all are committed.
 
         Each call is a mapping of arguments by name or a tuple of positional ones. Not atomic: if some are refused,
@@ -179,25 +202,25 @@ class Task(Generic[P, R]):
 
     def submit_blocking(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
         """As `submit`, blocking this thread."""
-        options = self._chosen(kwargs)
+        options = self._chosen(kwargs) if "options" in kwargs else self._options
         payload = self.arguments.payload_of_call(args, kwargs)
         return submit_blocking(self._connection, self.topic, payload, options, returns=self.arguments.returns)
 
-    def submit_many_blocking(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> list[SyncHandle[R]]:
+    def submit_many_blocking(self, calls: Calls) -> list[SyncHandle[R]]:
         """As `submit_many`, blocking this thread."""
         return submit_many_blocking(
             self._connection, self.topic, self._payloads(calls), self._options, returns=self.arguments.returns
         )
 
     def _chosen(self, kwargs: dict[str, Any]) -> Prepared:
-        given = kwargs.pop("options", None)
+        given = kwargs.pop("options")
         if given is None:
             return self._options
         if not isinstance(given, Mapping):
             raise InvalidInput("options", f"must be a dict, got {shown(given)}")
         return self._options.over(cast("JobOptions", dict(given)))
 
-    def _payloads(self, calls: Iterable[Mapping[str, object] | Sequence[object]]) -> Iterator[bytes]:
+    def _payloads(self, calls: Calls) -> Iterator[bytes]:
         by_name, by_place = self.arguments.payload_of_named, self.arguments.payload_of_call
         for at, call in enumerate(calls):
             if isinstance(call, Mapping) and not self.arguments.raw:

@@ -7,23 +7,26 @@ of one job travels as three parameters: topic, payload, and all options as JSON,
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from headgate.domain.dependencies import Needs, OnConflict, OnParentFailure
-from headgate.domain.ids import JobId
-from headgate.sdk.drivers import AsyncTransaction, Call, Driver, Row, SyncTransaction, driver_of
-from headgate.sdk.handles import JobHandle, SyncHandle
+from headgate.domain.ids import JobId, id_from_bytes
+from headgate.sdk.drivers import AsyncTransaction, Call, Driver, Rows, SyncTransaction, driver_of
+from headgate.sdk.handles import Handle, JobHandle, SyncHandle
 from headgate.sdk.options import Prepared
-from headgate.sdk.submitting import submit, submit_blocking
+from headgate.sdk.submitting import check_many, submit, submit_blocking, submit_many, submit_many_blocking
 from headgate.sdk.times import time_of
 from headgate.wire import producer_pb2 as pb
 
 if TYPE_CHECKING:
     from headgate.sdk.connection import Connection
+
+H = TypeVar("H", bound=Handle[Any])
+JOBS_PER_STATEMENT: Final = 1_000
 
 
 def submit_in(
@@ -45,22 +48,91 @@ def submit_in(
         if driver.is_async:
             return submit(connection, topic, payload, options, returns=returns)
         return submit_blocking(connection, topic, payload, options, returns=returns)
-    call = Call(topic=topic, payload=payload, options=_as_json(options, connection.tenant), tenant=connection.tenant)
+    if (tracing := connection.tracing) is not None:
+        # The job is written at the commit, of which the SDK does not learn: the span ends before it.
+        with tracing.sending(topic, options) as carried:
+            options = carried
+    call = _call_of_one(connection, topic, payload, options)
     if driver.is_async:
         return _submit_async(connection, transaction, driver, call, returns)
-    job_id, created = _read(driver.run(transaction, call))
-    return SyncHandle(connection, job_id, returns, created=created)
+    (handle,) = [_handle(SyncHandle, connection, row, returns) for row in driver.run(transaction, call)]
+    return handle
+
+
+def submit_many_in(
+    connection: Connection,
+    transaction: AsyncTransaction | SyncTransaction,
+    topic: str,
+    payloads: Iterable[bytes],
+    options: Prepared,
+    *,
+    returns: object,
+) -> Coroutine[Any, Any, list[JobHandle[Any]]] | list[SyncHandle[Any]]:
+    """Write many jobs in a transaction, in statements of up to `JOBS_PER_STATEMENT`; otherwise as `submit_in`.
+
+    Atomic, as the transaction is: the first job that is refused raises, and the transaction cannot commit.
+    """
+    check_many(options)
+    driver = driver_of(transaction)
+    if connection.box is not None:
+        if driver.is_async:
+            return submit_many(connection, topic, payloads, options, returns=returns)
+        return submit_many_blocking(connection, topic, payloads, options, returns=returns)
+    if (tracing := connection.tracing) is not None:
+        with tracing.sending(topic, options, many=True) as carried:
+            options = carried
+    sent = list(payloads)
+    if connection.encryption is not None:  # each body is bound to the id of its job, so each has options of its own
+        calls = [_call_of_one(connection, topic, payload, options) for payload in sent]
+    else:
+        given, starts = _as_json(options, connection.tenant), range(0, len(sent), JOBS_PER_STATEMENT)
+        calls = [_call(connection, topic, sent[start : start + JOBS_PER_STATEMENT], given) for start in starts]
+    if driver.is_async:
+        return _submit_many_async(connection, transaction, driver, calls, returns)
+    return [_handle(SyncHandle, connection, row, returns) for call in calls for row in driver.run(transaction, call)]
+
+
+def _call_of_one(connection: Connection, topic: str, payload: bytes, options: Prepared) -> Call:
+    if connection.encryption is not None:
+        options = _with_id(connection, options)
+        (payload,) = connection.encryption.seal_payloads([payload], [_id_of(options)], options)
+    return _call(connection, topic, [payload], _as_json(options, connection.tenant))
+
+
+def _call(connection: Connection, topic: str, payloads: list[bytes], options: str) -> Call:
+    return Call(topic=topic, payloads=payloads, options=options, tenant=connection.tenant)
 
 
 async def _submit_async(
     connection: Connection, transaction: object, driver: Driver, call: Call, returns: object
 ) -> JobHandle[Any]:
-    job_id, created = _read(await driver.run(transaction, call))
-    return JobHandle(connection, job_id, returns, created=created)
+    (handle,) = await _submit_many_async(connection, transaction, driver, [call], returns)
+    return handle
 
 
-def _read(row: Row) -> tuple[JobId, bool]:
-    return JobId(UUID(row[0])), row[1]
+def _with_id(connection: Connection, options: Prepared) -> Prepared:
+    """The options with the id that an encrypted payload is bound to; the database would choose one too late."""
+    return options if options.id is not None else options.over({"id": connection.ids.next_id()})
+
+
+def _id_of(options: Prepared) -> bytes:
+    assert options.id is not None  # noqa: S101 - see above
+    return options.id.bytes
+
+
+async def _submit_many_async(
+    connection: Connection, transaction: object, driver: Driver, calls: list[Call], returns: object
+) -> list[JobHandle[Any]]:
+    found: list[JobHandle[Any]] = []
+    for call in calls:
+        rows: Rows = await driver.run(transaction, call)
+        found += [_handle(JobHandle, connection, row, returns) for row in rows]
+    return found
+
+
+def _handle(kind: type[H], connection: Connection, row: tuple[str, bool], returns: object) -> H:
+    job_id, created = row
+    return kind(connection, JobId(UUID(job_id)), returns, created=created)
 
 
 def _as_json(options: Prepared, tenant: str) -> str:
@@ -94,11 +166,11 @@ def _as_json(options: Prepared, tenant: str) -> str:
         if job.unique.debounce_max_ms:
             found["debounce_max"] = f"{job.unique.debounce_max_ms} ms"
     if job.depends_on:
-        found["depends_on"] = [str(UUID(bytes=one)) for one in job.depends_on]
+        found["depends_on"] = [str(id_from_bytes(one)) for one in job.depends_on]
         found["needs"] = Needs(job.needs).label
         found["on_parent_failure"] = OnParentFailure(job.on_parent_failure).label
     if job.batch:
-        found["batch"] = str(UUID(bytes=job.batch))
+        found["batch"] = str(id_from_bytes(job.batch))
     return msgspec.json.encode(found).decode()
 
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from uuid import UUID
 
 from headgate.domain.ids import JobId
+from headgate.domain.stats import Failing, Series
 from headgate.domain.views import FlowMinute
 from headgate.sdk.admin import dispatch
-from headgate.sdk.admin.audit import AuditEntry, audit
+from headgate.sdk.admin.audit import AuditEntry, AuditList, audit
 from headgate.sdk.admin.bulk import Bulk
 from headgate.sdk.admin.dead import Dead
 from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicStatus
+from headgate.sdk.admin.events import Event, EventGap, events
 from headgate.sdk.admin.find_ids import full_id
 from headgate.sdk.admin.history import JobEvent
 from headgate.sdk.admin.jobs import JobChange, Jobs
+from headgate.sdk.admin.keys import KeyInfo, KeysAdmin
 from headgate.sdk.admin.listing import MatchingJobs
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.sdk.admin.schedules import ScheduledRun, ScheduleInfo, Schedules
+from headgate.sdk.admin.sessions import SessionInfo, SessionsAdmin
+from headgate.sdk.admin.stats import failing, stats
+from headgate.sdk.admin.system import SystemInfo, system
+from headgate.sdk.admin.tenants import TenantInfo, TenantsAdmin
 from headgate.sdk.admin.topics import TopicsAdmin
-from headgate.sdk.admin.workers import RunningJob, WorkerInfo, Workers
+from headgate.sdk.admin.webhooks import DeliveryInfo, WebhookInfo, WebhooksAdmin
+from headgate.sdk.admin.workers import LostWorker, RunningJob, WorkerInfo, WorkerList, Workers
 from headgate.sdk.batches import BatchInfo, list_batches
 from headgate.sdk.connection import Connection
 
@@ -60,9 +69,29 @@ class Admin:
         return Schedules(self._connection)
 
     @property
+    def tenants(self) -> TenantsAdmin:
+        """Quotas of tenants; all but your own need the scope `system`."""
+        return TenantsAdmin(self._connection)
+
+    @property
+    def keys(self) -> KeysAdmin:
+        """API keys; the token needs the scope `admin`."""
+        return KeysAdmin(self._connection)
+
+    @property
+    def sessions(self) -> SessionsAdmin:
+        """Browsers that are signed in to the dashboard; the token needs the scope `admin`."""
+        return SessionsAdmin(self._connection)
+
+    @property
     def retention(self) -> RetentionAdmin:
         """How long finished jobs are kept."""
         return RetentionAdmin(self._connection)
+
+    @property
+    def webhooks(self) -> WebhooksAdmin:
+        """HTTP endpoints that get events, and their deliveries."""
+        return WebhooksAdmin(self._connection)
 
     @property
     def workers(self) -> Workers:
@@ -87,19 +116,78 @@ class Admin:
         return await dispatch.pause(self._connection, target, reason=reason, until=until)
 
     async def resume(
-        self, *, topic: str | None = None, tenant: bool = False, everything: bool = False, reason: str = ""
+        self,
+        *,
+        topic: str | None = None,
+        tenant: bool = False,
+        everything: bool = False,
+        reason: str = "",
+        since: datetime | None = None,
     ) -> bool:
-        """Resume dispatch; True if the target was paused. A pause of a target that includes it stays in force."""
+        """Resume dispatch; True if the target was paused. A pause of a target that includes it stays in force.
+
+        `since` is the one of the `PauseInfo` to end. Raises VersionConflict if the target was paused again since.
+        """
         target = dispatch.target_of(topic=topic, tenant=tenant, everything=everything)
-        return await dispatch.resume(self._connection, target, reason=reason)
+        return await dispatch.resume(self._connection, target, reason=reason, since=since)
+
+    async def system(self) -> SystemInfo:
+        """What the installation runs with, without secrets; the token needs the scope `system`."""
+        return await system(self._connection)
 
     async def status(self) -> Status:
         """Pauses, topics with their jobs by state, and servers."""
         return await dispatch.status(self._connection)
 
-    async def audit(self, *, before: int = 0, limit: int = 100) -> list[AuditEntry]:
-        """A page of the audit log, newest first; `before` is the last number of the previous page."""
-        return await audit(self._connection, before=before, limit=limit)
+    async def stats(self, topic: str = "", *, since: str = "1h") -> Series:
+        """Throughput, depth and latencies by interval, of a topic or of all; `since` is 15m, 1h, 6h, 24h or 7d."""
+        return await stats(self._connection, topic=topic, since=since)
+
+    async def failing(self, topic: str = "", *, limit: int = 20) -> Failing:
+        """The errors of the last hour by topic and kind of error, of a topic or of all."""
+        return await failing(self._connection, topic=topic, limit=limit)
+
+    async def audit(
+        self,
+        *,
+        before: int = 0,
+        limit: int = 100,
+        actor: str = "",
+        verb: str = "",
+        target: str = "",
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> AuditList:
+        """A page of the audit log, newest first; `before` is `next_before` of the previous page.
+
+        `actor` and `verb` are exact; `target` is found anywhere in the target: `billing`, `webhook`.
+        """
+        return await audit(
+            self._connection,
+            before=before,
+            limit=limit,
+            actor=actor,
+            verb=verb,
+            target=target,
+            since=since,
+            until=until,
+        )
+
+    def events(
+        self,
+        *,
+        topics: Iterable[str] = (),
+        job_ids: Iterable[UUID] = (),
+        kinds: Iterable[str] = (),
+        batch: UUID | None = None,
+        after: str = "",
+    ) -> AsyncIterator[Event | EventGap]:
+        """What happens to jobs and topics, from now on or after a position, until you stop: `async for`.
+
+        Kinds are `job.completed`, `job.failed` and so on, `topic.paused`, `topic.resumed`, `topic.changed`. An event
+        can come twice after a lost connection, with the same id.
+        """
+        return events(self._connection, topics=topics, job_ids=job_ids, kinds=kinds, batch=batch, after=after)
 
     async def batches(
         self, *, open_only: bool = False, limit: int = 50, before: UUID | str | None = None
@@ -118,18 +206,31 @@ class Admin:
 __all__ = [
     "Admin",
     "AuditEntry",
+    "AuditList",
+    "DeliveryInfo",
+    "Event",
+    "EventGap",
+    "Failing",
     "FlowMinute",
     "InstanceInfo",
     "JobChange",
     "JobEvent",
     "Jobs",
+    "KeyInfo",
+    "LostWorker",
     "PauseInfo",
     "RunningJob",
     "ScheduleInfo",
     "ScheduledRun",
     "Schedules",
+    "Series",
+    "SessionInfo",
     "Status",
+    "SystemInfo",
+    "TenantInfo",
     "TopicStatus",
+    "WebhookInfo",
     "WorkerInfo",
+    "WorkerList",
     "Workers",
 ]

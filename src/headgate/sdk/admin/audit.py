@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from headgate.domain.validation import check_integer, check_page_size
+from headgate.domain.timestamps import unix_us
+from headgate.domain.validation import check_aware, check_integer, check_page_size
+from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of
@@ -19,7 +21,10 @@ LIST: Final = Method("AdminService/ListAudit", pb.ListAuditRequest, pb.ListAudit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One change; pass the last `no` of a page as `before` for the next. `everything`: it was about all tenants."""
+    """One change; pass the last `no` of a page as `before` for the next. `everything`: it was about all tenants.
+
+    `tenant` is whose change it was: yours, or for a token with the scope `system` any.
+    """
 
     no: int
     at: datetime
@@ -29,14 +34,40 @@ class AuditEntry:
     target: str
     reason: str
     detail: Mapping[str, object] = field(default_factory=dict, hash=False)
+    tenant: str = ""
 
 
-async def audit(connection: Connection, *, before: int, limit: int) -> list[AuditEntry]:
+class AuditList(list[AuditEntry]):
+    """A page; `next_before` is `before` of the next one, 0 if there is none."""
+
+    next_before: int = 0
+
+
+async def audit(
+    connection: Connection,
+    *,
+    before: int,
+    limit: int,
+    actor: str,
+    verb: str,
+    target: str,
+    since: datetime | None,
+    until: datetime | None,
+) -> AuditList:
     """A page of changes, newest first."""
     check_page_size(limit)
     check_integer(before, field="before", low=0, high=2**63 - 1)
-    answer = await connection.call(LIST, pb.ListAuditRequest(before=before, limit=limit))
-    return [
+    request = pb.ListAuditRequest(
+        before=before,
+        limit=limit,
+        actor=utf8_text(actor, field="actor"),
+        verb=utf8_text(verb, field="verb"),
+        target=utf8_text(target, field="target"),
+        since_us=0 if since is None else unix_us(check_aware(since, field="since")),
+        until_us=0 if until is None else unix_us(check_aware(until, field="until")),
+    )
+    answer = await connection.call(LIST, request)
+    found = AuditList(
         AuditEntry(
             no=one.no,
             at=time_of(one.at_us),
@@ -46,6 +77,9 @@ async def audit(connection: Connection, *, before: int, limit: int) -> list[Audi
             target=one.target,
             reason=one.reason,
             detail=json.loads(one.detail_json) if one.detail_json else {},
+            tenant=one.tenant,
         )
         for one in answer.entries
-    ]
+    )
+    found.next_before = answer.next_before
+    return found

@@ -12,7 +12,7 @@ from uuid import UUID
 from headgate.domain.bulk import Verb
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filter_parser import parse
-from headgate.domain.ids import parse_job_id
+from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.domain.validation import check_integer, check_page_size, shown
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.listing import by_state
@@ -173,7 +173,7 @@ def operation_info(found: pb.BulkOperation) -> BulkOperation:
     """Read an operation off the wire."""
     plan = found.plan
     return BulkOperation(
-        id=UUID(bytes=found.id),
+        id=id_from_bytes(found.id),
         verb=plan.verb,
         state=pb.BulkState.Name(found.state).removeprefix("BULK_").lower(),
         filter=plan.filter,

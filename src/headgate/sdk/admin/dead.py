@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from typing import Final
-from uuid import UUID
 
-from headgate.domain.bulk import DeadGroup, DeadGroups
-from headgate.domain.filter_parser import parse, topic_term
-from headgate.domain.filters import Field, Term
-from headgate.domain.states import State
+from headgate.domain.bulk import DeadGroup, DeadGroups, dead_filter
+from headgate.domain.ids import id_from_bytes
 from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.bulk import Bulk, BulkOperation
 from headgate.sdk.admin.encoding import utf8_text
@@ -34,19 +31,7 @@ class Dead:
             GROUPS, pb.ListDeadGroupsRequest(topic=utf8_text(topic, field="topic"), limit=limit)
         )
         return DeadGroups(
-            groups=[
-                DeadGroup(
-                    topic=one.topic,
-                    group=one.group,
-                    title=one.title,
-                    count=one.count,
-                    first_at=time_of(one.first_us),
-                    last_at=time_of(one.last_us),
-                    sample_id=UUID(bytes=one.sample_id),
-                    sample_error=one.sample_error,
-                )
-                for one in found.groups
-            ],
+            groups=[group_of(one) for one in found.groups],
             looked_at=found.looked_at,
             exact=found.exact,
         )
@@ -77,11 +62,15 @@ class Dead:
         return await self._bulk.start("discard", dead_filter(topic, group=group, filter=filter), reason=reason)
 
 
-def dead_filter(topic: str = "", *, group: str = "", filter: str = "") -> str:  # noqa: A002
-    """The filter for dead jobs of a topic (with wildcards) and an error group."""
-    terms = [Term(field=Field.STATE, values=(State.DEAD,))]
-    if topic:
-        terms.append(topic_term(topic))
-    if group:
-        terms.extend(parse(f"error_group:{group}").terms)
-    return str(parse(filter).also(*terms))
+def group_of(group: pb.DeadGroup) -> DeadGroup:
+    """Read a group of similar errors from a message."""
+    return DeadGroup(
+        topic=group.topic,
+        group=group.group,
+        title=group.title,
+        count=group.count,
+        first_at=time_of(group.first_us),
+        last_at=time_of(group.last_us),
+        sample_id=id_from_bytes(group.sample_id),
+        sample_error=group.sample_error,
+    )

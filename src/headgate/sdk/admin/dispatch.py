@@ -10,6 +10,7 @@ from typing import Final
 from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import RetentionStatus
 from headgate.domain.timestamps import unix_us
+from headgate.domain.topic_figures import Rates, rates_of
 from headgate.domain.validation import check_aware, check_topic
 from headgate.domain.views import FlowMinute
 from headgate.sdk.admin.encoding import utf8_text
@@ -50,6 +51,10 @@ class TopicStatus:
     ageing_step: timedelta | None = None
     unhandled: bool = False
     """Jobs wait, and no connected worker asks for the topic."""
+    declared: bool = False
+    """A handler has declared rules or limits for the topic."""
+    max_running: int | None = None
+    max_backlog: int | None = None
     flows: tuple[FlowMinute, ...] = ()
     """The current minute and the previous one; a minute without changes is omitted."""
 
@@ -82,6 +87,10 @@ class Status:
     retention: RetentionStatus
     handled: tuple[str, ...] = ()
     """Topics that connected workers ask for; those of other servers as of a few seconds ago."""
+    tenant: str = ""
+    """Of your token; empty: all."""
+    subject: str = ""
+    """The name of your token."""
 
     @property
     def paused(self) -> tuple[PauseInfo, ...]:
@@ -89,15 +98,23 @@ class Status:
         return tuple(one for one in self.pauses if one.paused)
 
     @property
-    def unhandled(self) -> dict[str, str]:
-        """Topics whose jobs wait for a worker, and for each the most similar name that workers ask for, or "".
+    def rates(self) -> dict[str, Rates]:
+        """Jobs per second of each topic, of the last 60 to 120 seconds: what the dashboard shows."""
+        return {one.topic: rates_of(one.flows, self.now) for one in self.topics}
 
-        A topic whose jobs have run before is spelt as meant: its worker is not connected.
+    @property
+    def unhandled(self) -> dict[str, str]:
+        """Topics whose jobs wait for a worker, and for each the most similar name of a topic with a handler, or "".
+
+        A topic has a handler if a connected worker asks for it, if one has declared it, or if jobs of it have run.
+        Such a topic is spelt as meant: its worker is not connected.
         """
-        found = [one for one in self.topics if one.unhandled]
+        known = {one.topic for one in self.topics if one.has_run or one.declared}
+        names = sorted(known.union(self.handled))
         return {
-            one.topic: "" if one.has_run else next(iter(get_close_matches(one.topic, self.handled, n=1)), "")
-            for one in found
+            one.topic: "" if one.topic in known else next(iter(get_close_matches(one.topic, names, n=1)), "")
+            for one in self.topics
+            if one.unhandled
         }
 
 
@@ -119,9 +136,11 @@ async def pause(connection: Connection, target: pb.Target, *, reason: str, until
     return _pause(answer.pause)
 
 
-async def resume(connection: Connection, target: pb.Target, *, reason: str) -> bool:
+async def resume(connection: Connection, target: pb.Target, *, reason: str, since: datetime | None) -> bool:
     """Resume dispatch of a target."""
     request = pb.ResumeRequest(target=target, reason=utf8_text(reason, field="reason"))
+    if since is not None:
+        request.since_us = unix_us(check_aware(since, field="since"))
     return (await connection.call(RESUME, request, about=("topic", target.topic))).changed
 
 
@@ -139,12 +158,16 @@ async def status(connection: Connection) -> Status:
                 waiting_since=time_or_none(one.waiting_since_us),
                 ageing_step=one.ageing_step_us * _MICROSECOND if one.ageing_step_us else None,
                 unhandled=one.unhandled,
+                declared=one.declared,
+                max_running=one.max_running if one.HasField("max_running") else None,
+                max_backlog=one.max_backlog if one.HasField("max_backlog") else None,
                 flows=tuple(
                     FlowMinute(
                         minute=time_of(flow.minute_us),
                         submitted=flow.submitted,
                         completed=flow.completed,
                         retried=flow.retried,
+                        failed=flow.failed,
                         dead=flow.dead,
                     )
                     for flow in one.flows
@@ -170,6 +193,8 @@ async def status(connection: Connection) -> Status:
             oldest_waiting=_day(answer.retention.oldest_waiting),
         ),
         handled=tuple(answer.handled),
+        tenant=answer.tenant,
+        subject=answer.subject,
     )
 
 

@@ -6,11 +6,10 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput, NotFound
-from headgate.domain.ids import ID_BYTES, PREFIX_MIN_DIGITS, IdKind, JobId, is_id_prefix, parse_job_id
+from headgate.domain.ids import ID_BYTES, PREFIX_MIN_DIGITS, IdKind, JobId, id_from_bytes, is_id_prefix, parse_job_id
 from headgate.domain.validation import shown
 from headgate.sdk.connection import Connection
 from headgate.sdk.errors import AmbiguousId
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.rpc import Method
 from headgate.wire import admin_pb2 as pb
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from headgate.sdk.encryption import Encryption
 from headgate.sdk.handles import state_word
 from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import jobs_pb2
@@ -27,10 +28,15 @@ class JobEvent:
     error_type: str
     error_message: str
     error_trace: str
+    no: int = 0
+    """Its number: `before` of an older part of the history."""
 
 
-def job_event(event: jobs_pb2.Event) -> JobEvent:
-    """Read an event off the wire."""
+def job_event(event: jobs_pb2.Event, encryption: Encryption | None = None, job_id: bytes = b"") -> JobEvent:
+    """Read an event off the wire, and decrypt its error."""
+    message, trace = event.error_message, event.error_trace
+    if encryption is not None:
+        message, trace = encryption.open_text(message, job_id), encryption.open_text(trace, job_id)
     return JobEvent(
         at=time_of(event.at_us),
         kind=event.kind,
@@ -43,6 +49,7 @@ def job_event(event: jobs_pb2.Event) -> JobEvent:
         actor=event.actor,
         reason=event.reason,
         error_type=event.error_type,
-        error_message=event.error_message,
-        error_trace=event.error_trace,
+        error_message=message,
+        error_trace=trace,
+        no=event.no,
     )

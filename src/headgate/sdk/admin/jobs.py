@@ -8,15 +8,14 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, NotFound, Refused
-from headgate.domain.ids import JobId, parse_job_id
-from headgate.domain.validation import check_topic
+from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
+from headgate.domain.validation import check_integer, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.history import JobEvent, job_event
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
-from headgate.sdk.ids import id_from_bytes
-from headgate.sdk.options import PriorityTier, priority_of
+from headgate.sdk.options import PLAIN, PriorityTier, priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import GET_JOB, Method
 from headgate.wire import admin_pb2 as pb
@@ -64,12 +63,16 @@ class Jobs:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def events(self, job_id: UUID | str) -> list[JobEvent]:
-        """What happened to a job, oldest first: who did what to it, when and why. Raises NotFound."""
+    async def events(self, job_id: UUID | str, *, before: int = 0) -> list[JobEvent]:
+        """What happened to a job, oldest first: who did what to it, when and why. Raises NotFound.
+
+        At most the newest 1,000 events. `before=events[0].no` gives those before them; an empty list: there are none.
+        """
         known = parse_job_id(job_id)
-        request = producer_pb2.GetJobRequest(id=known.bytes, with_events=True)
+        number = check_integer(before, field="before", low=0, high=2**63 - 1)
+        request = producer_pb2.GetJobRequest(id=known.bytes, with_events=True, events_before=number)
         found = await self._connection.call(GET_JOB, request, about=("job", str(known)))
-        return [job_event(event) for event in found.events]
+        return [job_event(event, self._connection.encryption, known.bytes) for event in found.events]
 
     async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
         """End queued jobs at once; ask running ones to stop."""
@@ -94,6 +97,8 @@ class Jobs:
         )
         if payload is not None:
             request.payload = payload if isinstance(payload, bytes) else encode(payload, path="payload")
+            if self._connection.encryption is not None and len(request.ids) == 1:
+                (request.payload,) = self._connection.encryption.seal_payloads([request.payload], request.ids, PLAIN)
         return changes_of(await self._connection.call(REDRIVE, request))
 
     async def discard(self, ids: Ids, *, reason: str = "") -> list[JobChange]:

@@ -21,10 +21,14 @@ PAGE: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
-    """Some jobs. Only an empty `cursor` is the end: a page may be short although more follows."""
+    """Some jobs. Only an empty `cursor` is the end: a page may be short although more follows.
+
+    `partial`: it is short, since 10,000 jobs were looked at.
+    """
 
     jobs: list[JobInfo]
     cursor: str
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,11 @@ class MatchingJobs:
             filter=self.filter, limit=limit, cursor=utf8_text(cursor, field="cursor"), oldest_first=self.oldest_first
         )
         found = await self._connection.call(LIST_JOBS, request)
-        return JobPage(jobs=[job_info(job) for job in found.jobs], cursor=found.cursor)
+        return JobPage(
+            jobs=[job_info(job, self._connection.encryption) for job in found.jobs],
+            cursor=found.cursor,
+            partial=found.partial,
+        )
 
     async def count(self, *, up_to: int = 10_000) -> JobCount:
         """Count them, up to a bound."""

@@ -10,14 +10,14 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from headgate.domain import limits
-from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
 from headgate.domain.timestamps import unix_us
-from headgate.domain.validation import check_integer, check_page_size, check_topic
+from headgate.domain.validation import check_aware, check_integer, check_page_size, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.codec import body_of
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
-from headgate.sdk.ids import id_from_bytes, new_id_maker
+from headgate.sdk.ids import new_id_maker
 from headgate.sdk.outcomes import Seconds
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.sdk.schedule_specs import ScheduleOptions, spec, timing
@@ -133,6 +133,8 @@ class Schedules:
     ) -> tuple[ScheduleInfo, bool]:
         """As `put`, for one that is in its wire form already; says whether anything changed."""
         request = pb.PutScheduleRequest(name=utf8_text(name, field="name"), spec=made)
+        if self._connection.encryption is not None:
+            request.spec.payload = self._connection.encryption.seal_template(made.payload, name=name)
         if version is not None:
             request.expected_version = check_integer(version, field="version", low=0, high=2**31 - 1)
         answer = await self._call(PUT, request, name)
@@ -158,9 +160,14 @@ class Schedules:
         request = pb.PauseScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason"))
         return schedule_info(await self._call(PAUSE, request, name))
 
-    async def resume(self, name: str, *, reason: str = "") -> ScheduleInfo:
-        """Go on with the next occurrence from now."""
+    async def resume(self, name: str, *, reason: str = "", since: datetime | None = None) -> ScheduleInfo:
+        """Go on with the next occurrence from now.
+
+        `since` is the `paused_at` of the pause to end. Raises VersionConflict if it was paused again since.
+        """
         request = pb.ResumeScheduleRequest(name=utf8_text(name, field="name"), reason=utf8_text(reason, field="reason"))
+        if since is not None:
+            request.paused_us = unix_us(check_aware(since, field="since"))
         return schedule_info(await self._call(RESUME, request, name))
 
     async def trigger(self, name: str, *, request_id: UUID | str | None = None, reason: str = "") -> JobId:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from builtins import list as list_of
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
+from headgate.domain.payload_schemas import checked_schema
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.validation import (
     check_ageing_step,
     check_integer,
+    check_lease,
     check_priority,
     check_time_limit,
     check_topic,
@@ -29,6 +32,9 @@ from headgate.wire import topics_pb2 as pb
 LIST: Final = Method("TopicService/ListTopics", pb.ListTopicsRequest, pb.ListTopicsResponse)
 GET: Final = Method("TopicService/GetTopic", pb.GetTopicRequest, pb.TopicInfo)
 SET: Final = Method("TopicService/SetTopic", pb.SetTopicRequest, pb.TopicInfo)
+# Not repeatable: with a version, a second try would meet the change of the first.
+APPLY: Final = Method("TopicService/ApplyTopic", pb.ApplyTopicRequest, pb.ApplyTopicResponse, repeatable=False)
+HISTORY: Final = Method("TopicService/ListTopicVersions", pb.ListTopicVersionsRequest, pb.ListTopicVersionsResponse)
 RELEASE: Final = Method("TopicService/ReleaseTopic", pb.ReleaseTopicRequest, pb.TopicInfo)
 _ORIGINS: Final[tuple[Literal["default", "declared", "operator"], ...]] = ("default", "declared", "operator")
 _US: Final = timedelta(microseconds=1)
@@ -53,6 +59,11 @@ class TopicSettings(TypedDict, total=False):
     keep_completed: timedelta | None
     keep_dead: timedelta | None
     keep_cancelled: timedelta | None
+    lease: timedelta | None
+    payload_schema: str | Mapping[str, Any] | None  # a JSON Schema, or its text
+    dead_letter_topic: str | None
+    max_consumers: int | None
+    max_payload_bytes: int | None
 
 
 _NOT_SET: Final[dict[str, Any]] = {
@@ -115,6 +126,11 @@ class TopicInfo:
     keep_completed: timedelta | None  # how long finished jobs are kept; None: the rule for all topics
     keep_dead: timedelta | None
     keep_cancelled: timedelta | None
+    lease: timedelta | None  # of claims that ask for none; None: the server's
+    payload_schema: str | None  # JSON text; payloads that do not match are refused
+    dead_letter_topic: str | None  # a job that dies is also submitted there
+    max_consumers: int | None  # worker sessions that receive its jobs at once
+    max_payload_bytes: int | None  # larger payloads are refused; None: the limit of the server
     running: int | None
     tokens: float | None
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -122,6 +138,44 @@ class TopicInfo:
     """Where each setting comes from, by its name."""
     declared: Declaration | None = None  # what its handler declares
     conflict: Declaration | None = None  # what another connected worker declares
+    version: int = 0  # of the policy: grows with every change of what is set or declared
+    consumers: int | None = None  # worker sessions that receive its jobs; None: max_consumers is not set
+    standby: int | None = None  # worker sessions that wait to receive them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChange:
+    """What becomes of one setting: its value, where that comes from, or both."""
+
+    setting: str
+    before: object
+    after: object
+    before_origin: Literal["default", "declared", "operator"]
+    after_origin: Literal["default", "declared", "operator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedPolicy:
+    """What an apply did, or with `dry_run` would do. `topic` is None if it does not exist."""
+
+    name: str
+    topic: TopicInfo | None
+    before_version: int
+    changes: tuple[PolicyChange, ...]
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyVersion:
+    """One version of a policy: who made it, what it changed, and what operators have set in it."""
+
+    version: int
+    at: datetime
+    actor: str
+    verb: str
+    reason: str
+    changes: tuple[PolicyChange, ...]
+    settings: Mapping[str, object] = field(hash=False)
 
 
 class TopicsAdmin:
@@ -157,28 +211,84 @@ class TopicsAdmin:
         A topic that does not exist is made. Rules apply to jobs submitted from then on; limits at once, also to jobs
         that wait. Nothing that runs is ended.
         """
-        unknown = settings.keys() - TopicSettings.__annotations__.keys()
-        if unknown:
-            known = ", ".join(TopicSettings.__annotations__)
-            raise InvalidInput("settings", f"has no {', '.join(sorted(unknown))}", hint=f"there are {known}")
+        _check_known(settings)
         request = pb.SetTopicRequest(name=check_topic(name), reason=utf8_text(reason, field="reason"))
-        for one, value in settings.items():
-            if value is None:
-                request.clear.append(one)
-            else:
-                put_setting(request.settings, one, value)
+        _put_settings(request, settings)
         return _info(await self._connection.call(SET, request, about=("topic", name)))
+
+    async def apply(
+        self,
+        name: str,
+        *,
+        prune: bool = False,
+        version: int | None = None,
+        dry_run: bool = False,
+        reason: str = "",
+        **settings: Unpack[TopicSettings],
+    ) -> AppliedPolicy:
+        """Set what is named, as `set`, and say what that changes. With `dry_run`, nothing is written.
+
+        `prune`: release what operators have set and this does not name. `version`: only if the policy has this version.
+        Raises VersionConflict.
+        """
+        _check_known(settings)
+        request = pb.ApplyTopicRequest(
+            name=check_topic(name),
+            prune=prune,
+            version=version,
+            dry_run=dry_run,
+            reason=utf8_text(reason, field="reason"),
+        )
+        _put_settings(request, settings)
+        answer = await self._connection.call(APPLY, request, about=("topic", name))
+        return AppliedPolicy(
+            name=name,
+            topic=_info(answer.topic) if answer.HasField("topic") else None,
+            before_version=answer.before_version,
+            changes=tuple(map(_change, answer.changes)),
+            dry_run=answer.dry_run,
+        )
+
+    async def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list_of[PolicyVersion]:
+        """Versions of the policy, newest first, at most `limit`; with `before`, only earlier ones. Raises NotFound."""
+        request = pb.ListTopicVersionsRequest(
+            name=check_topic(name), before=before or 0, limit=check_integer(limit, field="limit", low=1, high=1_000)
+        )
+        answer = await self._connection.call(HISTORY, request, about=("topic", name))
+        return [
+            PolicyVersion(
+                version=one.version,
+                at=time_of(one.at_us),
+                actor=one.actor,
+                verb=one.verb,
+                reason=one.reason,
+                changes=tuple(map(_change, one.changes)),
+                settings=_values(one.settings),
+            )
+            for one in answer.versions
+        ]
 
     async def release(self, name: str, *settings: str, reason: str = "") -> TopicInfo:
         """Take back what operators have set, of these settings or of all: what is declared counts again."""
-        unknown = sorted(set(settings) - TopicSettings.__annotations__.keys())
-        if unknown:
-            known = ", ".join(TopicSettings.__annotations__)
-            raise InvalidInput("settings", f"has no {', '.join(unknown)}", hint=f"there are {known}")
+        _check_known(settings)
         request = pb.ReleaseTopicRequest(
             name=check_topic(name), settings=settings, reason=utf8_text(reason, field="reason")
         )
         return _info(await self._connection.call(RELEASE, request, about=("topic", name)))
+
+
+def _check_known(settings: Iterable[str]) -> None:
+    if unknown := sorted(set(settings) - TopicSettings.__annotations__.keys()):
+        known = ", ".join(TopicSettings.__annotations__)
+        raise InvalidInput("settings", f"has no {', '.join(unknown)}", hint=f"there are {known}")
+
+
+def _put_settings(request: pb.SetTopicRequest | pb.ApplyTopicRequest, settings: TopicSettings) -> None:
+    for one, value in settings.items():
+        if value is None:
+            request.clear.append(one)
+        else:
+            put_setting(request.settings, one, value)
 
 
 def put_setting(settings: pb.TopicSettings, name: str, value: object) -> None:
@@ -198,6 +308,12 @@ def put_setting(settings: pb.TopicSettings, name: str, value: object) -> None:
         settings.priority = check_priority(value)
     elif name == "time_limit":
         settings.time_limit_ms = check_time_limit(value) // _MS
+    elif name == "lease":
+        settings.lease_ms = check_lease(value) // _MS
+    elif name == "payload_schema":
+        settings.payload_schema = checked_schema(value)
+    elif name == "dead_letter_topic":
+        settings.dead_letter_topic = check_topic(value, field=name)
     elif name in KEEP_RULES:
         setattr(settings, f"{name}_ms", check_keep(value, field=name) // _MS)
     elif name in ("ordered_by_key", "fair_by_key"):
@@ -219,6 +335,9 @@ def _info(topic: pb.TopicInfo) -> TopicInfo:
         origins={name: _origin(topic.origins[name]) for name in TopicSettings.__annotations__},
         declared=declaration_of(topic.declared) if topic.HasField("declared") else None,
         conflict=declaration_of(topic.conflict) if topic.HasField("conflict") else None,
+        version=topic.version,
+        consumers=topic.consumers if topic.HasField("consumers") else None,
+        standby=topic.standby if topic.HasField("standby") else None,
         **{**_NOT_SET, **_values(topic.settings)},
     )
 
@@ -242,6 +361,17 @@ def _values(settings: pb.TopicSettings) -> dict[str, Any]:
         else:
             values[described.name] = value
     return values
+
+
+def _change(found: pb.PolicyChange) -> PolicyChange:
+    setting = found.setting
+    return PolicyChange(
+        setting=setting,
+        before=_values(found.before).get(setting, _NOT_SET.get(setting)),
+        after=_values(found.after).get(setting, _NOT_SET.get(setting)),
+        before_origin=_ORIGINS[found.before_origin],
+        after_origin=_ORIGINS[found.after_origin],
+    )
 
 
 def _origin(found: pb.RuleOrigin) -> RuleOrigin:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from builtins import list as list_of
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from headgate.domain.ids import JobId
+from headgate.domain.ids import JobId, id_from_bytes
 from headgate.domain.validation import check_worker_id
+from headgate.domain.workers import WorkerState, worker_state
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of
+from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import admin_pb2 as pb
 
 LIST: Final = Method("AdminService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
@@ -45,7 +46,43 @@ class WorkerInfo:
     holding: int
     credit: int
     quiet: bool
+    standby: tuple[str, ...] = ()  # of the topics: those it gets no jobs of, since their max_consumers is reached
     running: tuple[RunningJob, ...] = ()
+    client: str = ""  # its program and version, as it says
+    pull: bool = False  # it has no stream, but makes calls
+    connected_at: datetime | None = None
+    seen_at: datetime | None = None  # when anything last came from it; of other servers only while it is silent
+    assigned_at: datetime | None = None  # when it was last given a job
+    silent: bool = False  # two heartbeats are missing
+    skew: timedelta | None = None  # by how much its clock was ahead of the database's when it connected
+
+    @property
+    def state(self) -> WorkerState:
+        """Whether it can get jobs, and if not, why."""
+        return worker_state(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorker:
+    """A worker that is gone without having stopped. `holding`: jobs that it had; they run again elsewhere."""
+
+    worker: str
+    instance: str
+    at: datetime | None
+    reason: str  # connection_lost, session_silent, lease_expired, or another code
+    holding: int
+    topics: tuple[str, ...] = ()
+    pull: bool = False
+
+
+class WorkerList(list_of[WorkerInfo]):
+    """Workers; `more_running`: further jobs run that are not in `running` of any of them.
+
+    `lost`: gone in the last hour without having stopped, and not back; newest first.
+    """
+
+    more_running: bool = False
+    lost: Sequence[LostWorker] = ()
 
 
 class Workers:
@@ -54,13 +91,13 @@ class Workers:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def list(self, *, running: bool = False) -> list_of[WorkerInfo]:
+    async def list(self, *, running: bool = False) -> WorkerList:
         """All connected workers, by instance and name; those of other instances are a few seconds old.
 
-        With `running`, also the jobs that each of them runs.
+        With `running`, also the jobs that each of them runs; `more_running` of the list says whether some are left out.
         """
         answer = await self._connection.call(LIST, pb.ListWorkersRequest(running=running))
-        return [
+        found = WorkerList(
             WorkerInfo(
                 worker=one.worker,
                 instance=one.instance,
@@ -68,15 +105,37 @@ class Workers:
                 holding=one.holding,
                 credit=one.credit,
                 quiet=one.quiet,
+                standby=tuple(one.standby),
                 running=tuple(
                     RunningJob(
                         id=id_from_bytes(job.id), topic=job.topic, attempt=job.attempt, since=time_of(job.since_us)
                     )
                     for job in one.running
                 ),
+                client=one.client,
+                pull=one.pull,
+                connected_at=time_or_none(one.connected_us),
+                seen_at=time_or_none(one.seen_us),
+                assigned_at=time_or_none(one.assigned_us),
+                silent=one.silent,
+                skew=timedelta(milliseconds=one.skew_ms) if one.HasField("skew_ms") else None,
             )
             for one in answer.workers
+        )
+        found.more_running = answer.more_running
+        found.lost = [
+            LostWorker(
+                worker=one.worker,
+                instance=one.instance,
+                at=time_or_none(one.at_us),
+                reason=one.reason,
+                holding=one.holding,
+                topics=tuple(one.topics),
+                pull=one.pull,
+            )
+            for one in answer.lost
         ]
+        return found
 
     async def quiet(self, worker: str, *, reason: str = "", duration: Seconds = 3600) -> datetime:
         """Send a worker no more jobs, on any server; it finishes what it holds. Returns when the quiet time ends."""

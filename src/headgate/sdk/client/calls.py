@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -57,25 +57,15 @@ class Calls:
         about: tuple[str, str] | None = None,
     ) -> rpc.Answered:
         """Make one call; `about` is what it asks for, as a noun and a name, for the text of an error."""
-
-        async def ask(channel: grpc.aio.Channel, seconds: float) -> rpc.Answered:
-            return await method(channel, request, token=self._token, seconds=seconds)
-
-        return await self._anywhere(ask, about, deadline=_now() + within, repeatable=method.repeatable)
+        return await self._anywhere(method, request, about, deadline=asyncio.get_running_loop().time() + within)
 
     async def wait(self, job_id: UUID, *, within: float) -> jobs.JobInfo:
         """Read one job once it is finished, or after `within` seconds."""
-        deadline = _now() + within
-
-        async def ask(channel: grpc.aio.Channel, seconds: float) -> jobs.JobInfo:
-            wait_ms = int(min(WAIT_SECONDS, max(0.0, deadline - _now())) * 1000)
-            request = producer.WaitResultRequest(id=job_id.bytes, wait_ms=wait_ms)
-            allowed = wait_ms / 1000 + GIVE_UP_SECONDS
-            return await rpc.WAIT_RESULT(channel, request, token=self._token, seconds=allowed)
-
+        now = asyncio.get_running_loop().time
+        deadline, request = now() + within, producer.WaitResultRequest(id=job_id.bytes)
         while True:
-            found = await self._anywhere(ask, ("job", str(job_id)), deadline=deadline, waits=True)
-            if found.state in TERMINAL or _now() >= deadline:
+            found = await self._anywhere(rpc.WAIT_RESULT, request, ("job", str(job_id)), deadline=deadline)
+            if found.state in TERMINAL or now() >= deadline:
                 return found
 
     async def close(self) -> None:
@@ -87,16 +77,15 @@ class Calls:
 
     async def _anywhere(
         self,
-        ask: Callable[[grpc.aio.Channel, float], Awaitable[rpc.Answered]],
+        method: rpc.Method[rpc.Asked, rpc.Answered],
+        request: rpc.Asked,
         about: tuple[str, str] | None,
         *,
         deadline: float,
-        repeatable: bool = True,
-        waits: bool = False,
     ) -> rpc.Answered:
-        """Make a call at one address after the other; `waits`: an answer may take long although all is well."""
-        silence = Silence(deadline)
-        if not waits:
+        """Make a call at one address after the other. A request to wait contains the time that is left."""
+        now, silence = asyncio.get_running_loop().time, Silence(deadline)
+        if not isinstance(request, producer.WaitResultRequest):  # else an answer may take long although all is well
             silence.begin(self._rotation.current)
         try:
             while True:
@@ -104,13 +93,22 @@ class Calls:
                     raise Closed("this Headgate client was closed; make another one")
                 address = self._rotation.current
                 channel = self._channel = self._channel or rpc.open_channel(address)
+                seconds = max(0.1, min(GIVE_UP_SECONDS, deadline - now()))
+                if isinstance(request, producer.WaitResultRequest):
+                    request.wait_ms = int(min(WAIT_SECONDS, max(0.0, deadline - now())) * 1000)
+                    seconds = request.wait_ms / 1000 + GIVE_UP_SECONDS
                 try:
-                    found = await ask(channel, max(0.1, min(GIVE_UP_SECONDS, deadline - _now())))
+                    found = await method(channel, request, token=self._token, seconds=seconds)
                 except grpc.aio.AioRpcError as error:
                     explained: HeadgateError = rpc.explain(
                         error, address, about=about, answered=self._rotation.has_answered(address)
                     )
-                    if error.code() not in _TRANSIENT or not (repeatable or rpc.never_arrived(error)):
+                    limited = rpc.rate_limited(error)
+                    if limited and now() + limited < deadline:  # nothing was done, and the server is well
+                        silence.begin(address, explained)
+                        await asyncio.sleep(limited)
+                        continue
+                    if error.code() not in _TRANSIENT or not (method.repeatable or rpc.never_arrived(error)):
                         raise explained from None
                 else:
                     self._rotation.succeeded()
@@ -121,37 +119,29 @@ class Calls:
                     self._channel = None
                     pause = self._rotation.move_on()
                     await channel.close()
-                if _now() + pause >= deadline:
+                if now() + pause >= deadline:
                     raise explained
                 await asyncio.sleep(pause)
         finally:
-            silence.end()
+            if silence.timer is not None:
+                silence.timer.cancel()
 
 
+@dataclass(slots=True)
 class Silence:
     """Logs one warning when a call has had no answer for a second."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._timer: asyncio.TimerHandle | None = None
-        self._what: tuple[Address, object] = Address(""), ""
+    _deadline: float
+    _what: tuple[Address, object] = Address(""), ""
+    timer: asyncio.TimerHandle | None = None
 
     def begin(self, address: Address, error: object = "no answer yet") -> None:
         """No answer came from there, or none has come yet."""
         self._what = address, error
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._warn)
-
-    def end(self) -> None:
-        """The call is over."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._warn)
 
     def _warn(self) -> None:
         address, error = self._what
-        left = max(0.0, self._deadline - _now())
+        left = max(0.0, self._deadline - asyncio.get_running_loop().time())
         log.warning('no_answer server=%s error=%s seconds_left=%.0f effect="trying again"', address, error, left)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -27,7 +27,11 @@ class SubmitCapacity:
     def take(self, jobs: int, size: int) -> bool:
         """True if there was capacity, and no earlier caller waits for it."""
         with self._lock:
-            return not self._queue and self._took(jobs, size)
+            if self._queue or jobs > self._jobs or self._size <= 0:  # as in `_took`
+                return False
+            self._jobs -= jobs
+            self._size -= size
+            return True
 
     def give(self, jobs: int, size: int) -> None:
         """Give back what an answered or expired submit took."""

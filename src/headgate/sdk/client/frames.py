@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeAlias
 
 from headgate.domain.errors import HeadgateError
@@ -18,91 +19,45 @@ FRAME_BYTES: Final = 1_000_000
 Answer: TypeAlias = Mapping[int, pb.SubmitReceipt] | HeadgateError
 """What became of a submit: exceptional receipts by index within it (none: all created), or why none was taken."""
 
-ALL_CREATED: Final[Mapping[int, pb.SubmitReceipt]] = {}
 
-
+@dataclass(slots=True, eq=False)
 class PendingSubmit:
-    """Jobs of one topic with the same options, and the future their sender waits on."""
+    """Jobs of one topic with the same options, and the future that a task or a blocked thread waits on."""
 
-    __slots__ = (
-        "answer",
-        "deadline",
-        "future",
-        "gone",
-        "ids",
-        "loop",
-        "lost",
-        "new_id",
-        "options",
-        "order",
-        "payloads",
-        "refusal",
-        "sent",
-        "size",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        ids: list[bytes],
-        payloads: list[bytes],
-        options: Prepared,
-        *,
-        deadline: float,
-        new_id: bool,
-        loop: asyncio.AbstractEventLoop | None,
-        size: int = 0,
-    ) -> None:
-        """`deadline` by the I/O loop's clock; `loop` is where the sender awaits its answer, None if a thread blocks."""
-        self.topic, self.ids, self.payloads, self.options = topic, ids, payloads, options
-        self.deadline, self.new_id = deadline, new_id
-        self.size = size  # of its payloads
-        self.order = 0  # the order of the calls
-        self.sent = False  # it may have been stored
-        self.lost = False  # it was sent, and its fate is unknown
-        self.refusal: HeadgateError | None = None  # the server's reason not to accept it now
-        self.gone = False  # answered, or given up
-        self.answer: Answer = ALL_CREATED
-        self.loop = loop
-        self.future: asyncio.Future[Answer] | Future[Answer] = Future() if loop is None else loop.create_future()
+    topic: str
+    ids: list[bytes]
+    payloads: list[bytes]
+    options: Prepared
+    _: KW_ONLY
+    deadline: float  # by the clock of the I/O loop
+    new_id: bool  # its ids were never sent before
+    future: asyncio.Future[Answer] | Future[Answer]
+    size: int = 0  # of its payloads
+    order: int = 0  # the order of the calls
+    sent: bool = False  # it may have been stored
+    lost: bool = False  # it was sent, and its fate is unknown
+    refusal: HeadgateError | None = None  # the server's reason not to accept it now
+    gone: bool = False  # answered, or given up
+    answer: Answer = field(default_factory=dict)
 
 
-def settle(answered: Iterable[PendingSubmit]) -> None:
-    """Hand the answers to those who wait: one crossing for each of their loops."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[PendingSubmit]] = {}
-    for submit in answered:
-        submit.gone = True
-        if submit.loop is None:
-            _resolve((submit,))
-        else:
-            by_loop.setdefault(submit.loop, []).append(submit)
-    for loop, submits in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, submits)
-        except RuntimeError:  # closed meanwhile: nothing waits there any more
-            continue
-
-
-def _resolve(submits: Iterable[PendingSubmit]) -> None:
+def resolve(submits: Iterable[PendingSubmit]) -> None:
+    """Hand the answers to those who wait. On the loop where they do, or in any thread for those that block."""
     for submit in submits:
         if not submit.future.done():
             submit.future.set_result(submit.answer)
 
 
+@dataclass(slots=True)
 class SentFrame:
     """One frame on its way: the submits it carries, in the order of their jobs."""
 
-    __slots__ = ("sent_at", "submits")
+    submits: list[PendingSubmit]
+    sent_at: float
 
-    def __init__(self, submits: list[PendingSubmit], sent_at: float) -> None:
-        self.submits, self.sent_at = submits, sent_at
-
-    def take_reply(self, receipts: Iterable[pb.SubmitReceipt]) -> None:
+    def take_exceptions(self, receipts: Iterable[pb.SubmitReceipt]) -> None:
         """Give each submit the receipts of its own jobs."""
         exceptions = {receipt.index: receipt for receipt in receipts}
-        if not exceptions:
-            return
         start = 0
         for submit in self.submits:
             end = start + len(submit.ids)

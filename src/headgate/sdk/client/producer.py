@@ -13,13 +13,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from typing import Final
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Final, cast
 
 from headgate.domain.errors import HeadgateError
+from headgate.domain.ids import id_from_bytes
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address, Rotation
 from headgate.sdk.client.capacity import SubmitCapacity
-from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame, next_frame, settle
+from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame, next_frame, resolve
 from headgate.sdk.errors import (
     RETRIED,
     Closed,
@@ -29,7 +32,6 @@ from headgate.sdk.errors import (
     ServerError,
     SubmitRefused,
 )
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.io_log import io_logger
 from headgate.sdk.io_thread import IoThread
 from headgate.wire import jobs_pb2 as jobs
@@ -41,11 +43,12 @@ WINDOW: Final = 16
 """Frames on their way at once. Past that the server is the slow part, and frames only grow older."""
 HELLO_SECONDS: Final = 10.0
 REPLY_SECONDS: Final = 20.0
-"""A frame without a reply for this long: the server hangs or the network swallows. Resending elsewhere is safe."""
+"""A frame without a reply for this long: the server hangs or packets are lost. Resending elsewhere is safe."""
 SWEEP_SECONDS: Final = 0.25
 SILENT_SECONDS: Final = 1.0
 """After so long without an answer to any submit a warning is logged. The submits wait on, until their deadlines."""
-OVERLOADED: Final = "overloaded"
+NOT_TAKEN: Final = frozenset({"overloaded", "rate_limited"})
+"""Codes that say that nothing was written."""
 ABOUT_THE_JOB: Final = frozenset({"invalid_input", "too_large"})
 """Codes of what is wrong with the frame itself: an earlier try of it was refused as well."""
 LEAST_PAUSE_SECONDS: Final = 0.2
@@ -86,7 +89,7 @@ class Producer:
         self._inbox.append(submit)
         if not self._signalled:
             self._signalled = True
-            self._io.soon(self._awake)
+            self._io.loop.call_soon_threadsafe(self._awake)
 
     async def close(self, *, flush: float) -> None:
         """Send what waits, for at most `flush` seconds; then close. On the I/O loop."""
@@ -202,8 +205,8 @@ class Producer:
 
     async def _read(self, call: rpc.ProduceCall) -> Exception | None:
         try:
-            while (reply := await rpc.next_reply(call)) is not None:
-                self._take(reply)
+            while reply := await call.read():  # else grpc.aio.EOF
+                self._take(cast("pb.ProducerReply", reply))
                 self._wake.set()
         except asyncio.CancelledError:
             if not call.cancelled():
@@ -224,7 +227,8 @@ class Producer:
             return
         if not reply.HasField("error"):
             self._window = min(WINDOW, self._window + 1)
-            sent.take_reply(reply.exceptions)
+            if reply.exceptions:
+                sent.take_exceptions(reply.exceptions)
             self._finish(sent.submits)
         elif reply.error.retry_after_ms or reply.error.code in RETRIED:
             if not self._pauses:
@@ -233,10 +237,10 @@ class Producer:
             # Never sooner than asked for; and not all clients in the same moment.
             pause = max(reply.error.retry_after_ms / 1000, 0.0) or LEAST_PAUSE_SECONDS
             self._io.loop.call_later(pause * self._chance.uniform(1.0, 1.5), self._go_on)
-            if reply.error.code == OVERLOADED:
+            if reply.error.code in NOT_TAKEN:
                 self._not_taken(sent, refusal(reply.error))
             else:
-                self._lost(sent)
+                self._lost(sent, refusal(reply.error))
             self._put_back(sent)
         elif reply.error.code in ABOUT_THE_JOB:
             self._give_up(sent.submits, refusal(reply.error))
@@ -244,7 +248,7 @@ class Producer:
             self._refuse(sent.submits, refusal(reply.error))
 
     def _go_on(self) -> None:
-        # The timer ends the pause itself: compared with the clock, one in six would find itself a hair too early.
+        # The timer ends the pause itself: compared with the clock, one in six would be slightly too early.
         self._pauses -= 1
         self._wake.set()
 
@@ -256,10 +260,11 @@ class Producer:
             submit.sent, submit.refusal = submit.lost, refusal
         self._give_up([one for one in sent.submits if not one.options.waits and not one.lost], refusal)
 
-    def _lost(self, sent: SentFrame) -> None:
+    def _lost(self, sent: SentFrame, reason: HeadgateError | None = None) -> None:
         """It may have been written before the connection broke, or the database went away."""
         for submit in sent.submits:
             submit.new_id, submit.lost = False, True
+            submit.refusal = reason or submit.refusal
 
     def _put_back(self, sent: SentFrame) -> None:
         for submit in reversed(sent.submits):
@@ -292,7 +297,16 @@ class Producer:
     def _finish(self, submits: list[PendingSubmit]) -> None:
         live = [submit for submit in submits if not submit.gone]
         self.capacity.give(sum(len(submit.ids) for submit in live), sum(submit.size for submit in live))
-        settle(live)
+        by_loop: dict[asyncio.AbstractEventLoop, list[PendingSubmit]] = {}
+        for submit in live:
+            submit.gone = True
+            if isinstance(submit.future, Future):
+                resolve((submit,))
+            else:
+                by_loop.setdefault(submit.future.get_loop(), []).append(submit)
+        for loop, waiting in by_loop.items():  # one crossing for each
+            with suppress(RuntimeError):  # closed meanwhile: nothing waits there any more
+                loop.call_soon_threadsafe(resolve, waiting)
 
     async def _sweep(self) -> None:
         """End what is past its deadline, and the connection that leaves frames unanswered.
@@ -342,8 +356,10 @@ class Producer:
 
     def _not_acknowledged(self, submit: PendingSubmit) -> NotAcknowledged:
         job_id = id_from_bytes(submit.ids[0])
+        reason = self._trouble or submit.refusal
+        why = "" if reason is None else f" ({reason})"
         return NotAcknowledged(
-            f"{self._rotation.current} did not acknowledge job {job_id} in time; it may have been stored: "
+            f"{self._rotation.current} did not acknowledge job {job_id} in time{why}; it may have been stored: "
             "submit it again with options=dict(id=...) of this id, which never makes a second job",
             job_id=job_id,
         )
@@ -351,7 +367,7 @@ class Producer:
 
 def refusal(error: jobs.Error) -> HeadgateError:
     """The error of a frame or of one job, as the server reports it."""
-    if error.code == OVERLOADED:
+    if error.code in NOT_TAKEN:
         return Overloaded(error.message, retry_after=error.retry_after_ms / 1000)
     if error.code in RETRIED or error.code in rpc.SERVERS_TROUBLE:  # none says that nothing was stored
         return ServerError(error.message, reported=error.code)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.ids import JobId, parse_job_id
+from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
 from headgate.domain.jobs import SubmitAnswer, TopicRules, changed_rules
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome, kind_of
 from headgate.domain.states import SubmitReceipt
@@ -26,7 +26,6 @@ from headgate.sdk.client.frames import Answer
 from headgate.sdk.codec import encode_result
 from headgate.sdk.connection import Target
 from headgate.sdk.errors import NotDrained
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.options import HasId, Prepared
 from headgate.sdk.outcomes import Outcome as WireOutcome
 from headgate.sdk.outcomes import Seconds, delay_in_ms
@@ -216,15 +215,16 @@ class Box:
         with self._lock:
             stored = attempt.stored
             self._store.settle(stored, outcome)
+            view = self._view(stored)
             run = Run(
-                job=self._view(stored),
+                job=view,
                 attempt=attempt.job.attempt,
                 at=attempt.at,
                 outcome=cast("OutcomeName", kind_of(outcome).label),
                 state=stored.state.label,
                 next_at=None if stored.state.is_final else stored.record.run_at,
                 error=attempt.job.error,
-                message="" if isinstance(outcome, Completed) else stored.last_error,
+                message="" if isinstance(outcome, Completed) else view.last_error,
             )
             self._runs.append(run)
         self._settled.append(settled_attempt(attempt.job, reported, stored))
@@ -309,7 +309,7 @@ class Box:
         return changed_rules(TopicRules(), {name: value for name, value in declared.items() if name in RULES})
 
     def _view(self, job: StoredJob) -> BoxJob:
-        return BoxJob(job, self._app.tasks)
+        return BoxJob(job, self._app.tasks, self._app._connection.encryption)
 
 
 def _id_of(job: object) -> JobId:

@@ -8,12 +8,11 @@ from typing import Any, Final, cast
 from google.protobuf.message import Message
 
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.ids import JobId
+from headgate.domain.ids import JobId, id_from_bytes
 from headgate.domain.validation import MILLISECOND, check_payload
 from headgate.sdk import batches, rpc
 from headgate.sdk.admin import jobs as admin_jobs
 from headgate.sdk.errors import OutsideBox, SubmitRefused
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.sdk.testing.messages import batch_message, batch_of, change_message, job_message, submission_of
 from headgate.sdk.testing.store import BoxStore

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
-from uuid import UUID
 
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.dependencies import Needs, NewBatch, OnConflict, OnParentFailure, Unique
 from headgate.domain.errors import HeadgateError, InvalidInput
-from headgate.domain.ids import JobId, TenantName, TopicName
+from headgate.domain.ids import JobId, TenantName, TopicName, id_from_bytes
 from headgate.domain.jobs import Submission, SubmitAnswer
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import State
 from headgate.domain.timestamps import from_unix_us, unix_us
 from headgate.domain.validation import MILLISECOND
-from headgate.sdk.ids import id_from_bytes
 from headgate.sdk.outcomes import Outcome as WireOutcome
 from headgate.sdk.testing.dependencies import Edge, StoredBatch
 from headgate.sdk.testing.store import BoxStore, StoredJob
@@ -48,10 +46,10 @@ def submission_of(job: producer.NewJob) -> Submission:
         key_window=_span(job.key_window_ms),
         limit_key=job.limit_key or None,
         unique=_unique(job.unique) if job.HasField("unique") else None,
-        depends_on=[UUID(bytes=one) for one in job.depends_on],
+        depends_on=[id_from_bytes(one) for one in job.depends_on],
         needs=Needs(job.needs).label,
         on_parent_failure=OnParentFailure(job.on_parent_failure).label,
-        batch=UUID(bytes=job.batch) if job.batch else None,
+        batch=id_from_bytes(job.batch) if job.batch else None,
     )
 
 
@@ -135,6 +133,7 @@ def job_message(store: BoxStore, job: StoredJob, *, payload: bool = False, resul
         finished_us=unix_us(job.finished_at) if job.finished_at is not None else 0,
         last_error=job.last_error,
         headers=job.headers,
+        tags=job.tags,
         payload=job.payload if payload else b"",
         result=job.result if result else b"",
         unique_key=job.unique_key,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from headgate.domain.timestamps import unix_us
 from headgate.sdk.hooks import Failure, FailureHook, Hooks, name_of
+from headgate.sdk.job_context import bound_to
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.testing.messages import wire_state
 from headgate.sdk.testing.store import StoredJob
@@ -36,8 +37,9 @@ async def report_attempt(settled: Settled, hooks: Hooks) -> None:
 async def _call(kind: str, functions: Sequence[FailureHook], failure: Failure) -> None:
     for function in functions:
         try:
-            made = function(failure)
-            if inspect.iscoroutine(made):
-                await made
+            with bound_to(failure.job):
+                made = function(failure)
+                if inspect.iscoroutine(made):
+                    await made
         except (Exception, SystemExit):  # whatever a hook raises, the others are called, as by a worker
             log.exception("hook_failed hook=%s function=%s", kind, name_of(function))

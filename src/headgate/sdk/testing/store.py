@@ -42,6 +42,7 @@ class StoredJob:
     created_at: datetime
     headers: dict[str, str]
     deadline: datetime | None
+    tags: tuple[str, ...] = ()
     unique_key: str = ""
     batch: JobId | None = None
     edited: bool = False  # the body was changed, so a repeat of the first submit is no conflict
@@ -156,6 +157,7 @@ class BoxStore:
             created_at=self.now,
             headers=dict(asked.headers),
             deadline=deadline,
+            tags=tuple(sorted(asked.tags)),
             unique_key=asked.unique.key if asked.unique is not None else "",
             batch=None if asked.batch is None else JobId(asked.batch),
             waits=waits,

@@ -11,6 +11,7 @@ import msgspec
 
 from headgate.domain.ids import JobId
 from headgate.sdk.codec import decode, decoder_of
+from headgate.sdk.encryption import Encryption
 from headgate.sdk.options import JobOptions
 from headgate.sdk.tasks import Task
 from headgate.sdk.testing.store import StoredJob
@@ -21,10 +22,12 @@ OutcomeName = Literal["completed", "failed", "nack", "snooze", "abandon"]
 class BoxJob:
     """One job of a box, as it is now. Can be given where a job id or a handle can: `depends_on=[job]`."""
 
-    __slots__ = ("_stored", "_tasks")
+    __slots__ = ("_encryption", "_stored", "_tasks")
 
-    def __init__(self, stored: StoredJob, tasks: Mapping[str, Task[Any, Any]]) -> None:
-        self._stored, self._tasks = stored, tasks
+    def __init__(
+        self, stored: StoredJob, tasks: Mapping[str, Task[Any, Any]], encryption: Encryption | None = None
+    ) -> None:
+        self._stored, self._tasks, self._encryption = stored, tasks, encryption
 
     def __repr__(self) -> str:
         return f"<BoxJob {self.id} of {self.topic}, {self.state}, attempt {self.attempt} of {self.max_attempts}>"
@@ -47,13 +50,20 @@ class BoxJob:
 
     @property
     def payload(self) -> bytes:
-        """The body as bytes."""
+        """The body as bytes, decrypted; `stored_payload` is what a server would have."""
+        if self._encryption is None:
+            return self._stored.payload
+        return self._encryption.open_payload(self._stored.payload, self.id.bytes)
+
+    @property
+    def stored_payload(self) -> bytes:
+        """The body as it is stored."""
         return self._stored.payload
 
     @property
     def arguments(self) -> Any:
         """The payload decoded from JSON: for a task, its arguments by name."""
-        return msgspec.json.decode(self._stored.payload)
+        return msgspec.json.decode(self.payload)
 
     @property
     def options(self) -> JobOptions:
@@ -88,7 +98,8 @@ class BoxJob:
     @property
     def last_error(self) -> str:
         """The error of the last attempt that failed; empty if none did."""
-        return self._stored.last_error
+        error = self._stored.last_error
+        return error if self._encryption is None else self._encryption.open_text(error, self.id.bytes)
 
     @property
     def progress(self) -> tuple[int, int, str] | None:
@@ -102,7 +113,10 @@ class BoxJob:
             return None
         task = self._tasks.get(self.topic)
         kind = Any if task is None else task.arguments.returns
-        return decode(self._stored.result, decoder_of(kind), what="result")
+        result = self._stored.result
+        if self._encryption is not None:
+            result = self._encryption.open_result(result, self.id.bytes)
+        return decode(result, decoder_of(kind), what="result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from headgate.sdk.background_calls import BackgroundCalls
 from headgate.sdk.hooks import Failure, Hooks, name_of
-from headgate.sdk.job_context import fields_of
+from headgate.sdk.job_context import bound_to, fields_of
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.times import time_of
 from headgate.sdk.worker.held_job import HeldJob
@@ -93,10 +93,10 @@ class AttemptLog:
             if inspect.iscoroutinefunction(function):
                 made: object = function(failure)
             else:  # in another thread, which is replaced if the function does not return
-                waiting = self._plain.submit(function, failure)
+                waiting = self._plain.submit(_call_bound, function, failure)
                 made = waiting.result(HOOK_SECONDS)
             if inspect.iscoroutine(made):
-                waiting = asyncio.run_coroutine_threadsafe(_without_exit(made), self._loop)
+                waiting = asyncio.run_coroutine_threadsafe(_await_bound(made, failure), self._loop)
                 waiting.result(HOOK_SECONDS)
         except (Exception, SystemExit):  # whatever a hook raises, the others are called
             if waiting is None or waiting.done():
@@ -108,22 +108,29 @@ class AttemptLog:
                 self._plain = BackgroundCalls("headgate-plain-hooks")
 
 
-async def _without_exit(made: Coroutine[Any, Any, object]) -> None:
-    """Run an async hook; a SystemExit would end the event loop of the worker."""
+def _call_bound(function: Callable[[Failure], object], failure: Failure) -> object:
+    """Call a hook; its log lines have the fields of the job."""
+    with bound_to(failure.job):
+        return function(failure)
+
+
+async def _await_bound(made: Coroutine[Any, Any, object], failure: Failure) -> None:
+    """Run an async hook in the same way; a SystemExit would end the event loop of the worker."""
     try:
-        await made
+        with bound_to(failure.job):
+            await made
     except SystemExit as error:
         raise RuntimeError(f"it has called sys.exit({error.code!r})") from error
 
 
 def failure_of(settled: Settled) -> Failure | None:
-    """The failed attempt; None if it has not failed: done, put off, handed back, or cancelled on request."""
+    """The failed attempt; None if it has not failed: done, put off, abandoned, or cancelled on request."""
     job, outcome, receipt = settled
     assert not isinstance(outcome, bytes)  # noqa: S101 - completions have no message
     dead = receipt is not None and receipt.state == pb.STATE_DEAD
     match outcome.WhichOneof("kind"):
         case "failed" if receipt is None or receipt.state != pb.STATE_CANCELLED:
-            kind, message, trace = outcome.failed.type, outcome.failed.message, outcome.failed.traceback
+            kind, (message, trace) = outcome.failed.type, texts_of(job, outcome.failed)
         case "nack" if dead:
             kind, message, trace = "Nack", outcome.nack.reason, ""
         case _:
@@ -137,6 +144,14 @@ def failure_of(settled: Settled) -> Failure | None:
         dead=dead,
         retry_at=None if dead or receipt is None or not receipt.run_at_us else time_of(receipt.run_at_us),
     )
+
+
+def texts_of(job: HeldJob, failed: pb.Failed) -> tuple[str, str]:
+    """Message and traceback of a failure, decrypted: logs and hooks are on the side of the handler."""
+    encryption = None if job.handler is None else job.handler.encryption
+    if encryption is None:
+        return failed.message, failed.traceback
+    return encryption.open_text(failed.message, job.raw_id), encryption.open_text(failed.traceback, job.raw_id)
 
 
 def log_attempt(settled: Settled, failure: Failure | None) -> None:
@@ -184,7 +199,7 @@ def log_attempt(settled: Settled, failure: Failure | None) -> None:
                 "job_cancelled topic=%s job_id=%s attempt=%s",
                 *(job.topic, job.id, attempt),
                 job=job,
-                traceback=outcome.failed.traceback,
+                traceback=texts_of(job, outcome.failed)[1],
             )
         case "abandon":
             log.debug("job_abandoned topic=%s job_id=%s attempt=%s", job.topic, job.id, attempt, job=job)

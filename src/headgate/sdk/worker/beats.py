@@ -125,7 +125,7 @@ class Beats:
         self._set_timer(now)
 
     def _is_quiet(self, now: float) -> bool:
-        """Whether a worker that holds jobs has asked for an answer in vain; asks for it first.
+        """Whether a worker that holds jobs has asked for an answer without success; asks for it first.
 
         A large result on a slow network delays the answer. So after one stream was left, the next is left only when
         the server is silent, until an answer was quick again.
@@ -137,7 +137,7 @@ class Beats:
             self._quiet = 0.0
             return False
         asked = self._quiet >= PROBE_SECONDS
-        self._quiet += min(now - before, 2 * TICK_SECONDS)  # not a longer gap: this process stood still
+        self._quiet += min(now - before, 2 * TICK_SECONDS)  # not a longer gap: this process stalled
         if self._quiet >= PROBE_SECONDS and not asked:
             self.probe = True
         if self._quiet < QUIET_SECONDS or self._patient:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from headgate.sdk.codec import encode_result
+from headgate.sdk.encryption import DecryptionFailed, MissingKey
 from headgate.sdk.errors import UndecodablePayload, UnstorableResult
 from headgate.sdk.hooks import Middleware
-from headgate.sdk.outcomes import Cancelled, Outcome, failure, outcome_of
+from headgate.sdk.outcomes import Cancelled, Outcome, failure, outcome_of, sealed_failure
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.forced_outcomes import abandoned, out_of_time
 from headgate.sdk.worker.held_job import HeldJob
@@ -23,12 +24,14 @@ async def attempt_async(
 ) -> Outcome:
     """Run an async handler in the current task; never raises but GeneratorExit, when its loop is thrown away."""
     try:
+        if task.encryption is not None:
+            job.payload = task.encryption.open_payload(job.payload, job.raw_id)
         if middleware:
             call = partial(task.arguments.call, task.function, job)
             value = result_of(*await run_around(middleware, job, call, awaited=True))
         else:
             value = await task.arguments.call(task.function, job)
-        return b"" if value is None else encode_result(value, loose=task.arguments.loose_result)
+        return b"" if value is None else _completed(value, task, job)
     except GeneratorExit:
         raise
     except asyncio.CancelledError as error:
@@ -43,6 +46,8 @@ async def attempt_async(
 def attempt_sync(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middleware] = ()) -> Outcome:
     """Run a plain handler in this thread; never raises."""
     try:
+        if task.encryption is not None:
+            job.payload = task.encryption.open_payload(job.payload, job.raw_id)
         if middleware:
             call = partial(task.arguments.call, task.function, job)
             value = result_of(*run_plain(run_around(middleware, job, call, awaited=False)))
@@ -54,9 +59,14 @@ def attempt_sync(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middle
             if inspect.iscoroutine(value):
                 value.close()
             return failure("TypeError", f"{task.name} returned an awaitable; register it as an async function")
-        return encode_result(value, loose=task.arguments.loose_result)
+        return _completed(value, task, job)
     except BaseException as error:  # noqa: BLE001 -- as above
         return _ended(error, task, job)
+
+
+def _completed(value: object, task: Task[Any, Any], job: HeldJob) -> bytes:
+    result = encode_result(value, loose=task.arguments.loose_result)
+    return result if task.encryption is None else task.encryption.seal_result(result, job.raw_id)
 
 
 def _ended(error: BaseException, task: Task[Any, Any], job: HeldJob) -> Outcome:
@@ -64,9 +74,15 @@ def _ended(error: BaseException, task: Task[Any, Any], job: HeldJob) -> Outcome:
         return out_of_time(job)
     job.error = error  # for the hooks, until the server has answered
     match error:
+        # Errors of encryption itself have no secrets, and are for those who do not have the key.
+        case MissingKey():  # a worker that has it may get the next attempt
+            return failure("MissingKey", str(error))
+        case DecryptionFailed():
+            return failure("DecryptionFailed", str(error), permanent=True)
         case UndecodablePayload():  # the handler did not run, and no other attempt would get further
-            return failure("PayloadError", str(error), permanent=task.bad_payload == "fail")
+            outcome = failure("PayloadError", str(error), permanent=task.bad_payload == "fail")
         case UnstorableResult():  # the handler has done its work: another attempt would do it again, and end the same
-            return failure("PayloadError", str(error), permanent=True)
+            outcome = failure("PayloadError", str(error), permanent=True)
         case _:
-            return outcome_of(error, cancelled=job.cancel_requested)
+            outcome = outcome_of(error, cancelled=job.cancel_requested)
+    return outcome if task.encryption is None else sealed_failure(outcome, task.encryption, job.raw_id)

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
-from uuid import UUID
 
 import grpc.aio
 
+from headgate.domain.ids import id_from_bytes
 from headgate.sdk import rpc
 from headgate.sdk.addresses import Address
 from headgate.sdk.io_log import io_logger
@@ -51,7 +51,7 @@ async def report_without_stream(
             await channel.close()
     if left:
         log.error(
-            'outcomes_not_reported jobs=%d effect="the jobs run again when their leases lapse"',
+            'outcomes_not_reported jobs=%d effect="the jobs run again when their leases expire"',
             len(left),
         )
         for outcome in left:
@@ -117,7 +117,7 @@ def _locked(
         else:
             log.warning(
                 "outcome_not_applied job_id=%s epoch=%d receipt=%s message=%s",
-                *(UUID(bytes=outcome.id), outcome.epoch, receipt_name(receipt), receipt.message),
+                *(id_from_bytes(outcome.id), outcome.epoch, receipt_name(receipt), receipt.message),
             )
             settled(outcome, None)
     return found

@@ -12,7 +12,7 @@ from typing import Final
 log = logging.getLogger("headgate.worker")
 
 LEAVING_SECONDS: Final = 6.0
-"""How long a worker's process has to end once all its jobs are settled or handed back."""
+"""How long a worker's process has to end once all its jobs are settled or abandoned."""
 LOOK_SECONDS: Final = 1.0
 SAY_SECONDS: Final = 1.0
 """How long the last log line may take: its output may be what blocks."""
@@ -27,7 +27,7 @@ def forced_exit_after(
     It is also ended if the worker is `overdue`: it was asked to stop, and `ended` is never set.
 
     A handler that blocks the event loop, ignores its cancellation, or waits for a thread that never returns would
-    otherwise keep a drained worker from ending until it is killed. Its job has been handed back by then.
+    otherwise keep a drained worker from ending until it is killed. Its job has been abandoned by then.
     """
     left = threading.Event()
 

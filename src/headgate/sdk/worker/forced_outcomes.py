@@ -1,4 +1,4 @@
-"""Outcomes that the worker decides itself, not the handler: handed back, cancelled, out of time."""
+"""Outcomes that the worker decides itself, not the handler: abandoned, cancelled, out of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.wire import jobs_pb2 as jobs
 
 
 def abandoned() -> jobs.Outcome:
-    """The job is handed back."""
+    """The job is abandoned."""
     return jobs.Outcome(abandon=jobs.Abandon())
 
 
@@ -34,7 +34,7 @@ def deadline_exceeded(job: HeldJob) -> jobs.Outcome:
 
 
 def unbegun(job: HeldJob) -> jobs.Outcome | None:
-    """The outcome of a job that must not begin any more; None if it was lost or handed back."""
+    """The outcome of a job that must not begin any more; None if it was lost or abandoned."""
     if job.lost or job.abandoned:
         return None
     return deadline_exceeded(job) if job.past_deadline else cancelled_unbegun()

@@ -82,7 +82,7 @@ class HeldJob(Job):
         self.handler = handler
         self.stage = WAITING
         self.lost = False  # the lease is another worker's
-        self.abandoned = False  # handed back: of its handler only a success counts
+        self.abandoned = False  # abandoned: of its handler only a success counts
         self.outcome_queued = False
         self.timed_out = False  # its handler is being stopped because of its time limit, or of the deadline
         self.past_deadline = False  # because of the deadline

@@ -2,7 +2,7 @@
 
 Three counts that are easily taken for one another:
 - `held`: jobs whose lease is ours. Declared in every Hello and Beat, from delivery until the outcome is acknowledged,
-  so that no lease lapses while its outcome is on the way.
+  so that no lease expires while its outcome is on the way.
 - `active`: jobs that take up a slot: delivered and not finished. A lost job is active until its handler has ended.
 - `asked`: credit that is out on the present stream. A new stream begins with none.
 Never more than the slots and what may wait for them (`prefetch`, or as `ReadAhead` finds) are asked for or active
@@ -53,7 +53,7 @@ class Ledger:
         self.active = 0
         self.asked = 0
         self.resting = False
-        """True: no more jobs are wanted; what still arrives is handed back unstarted."""
+        """True: no more jobs are wanted; what still arrives is abandoned unstarted."""
         self.quiet_unconfirmed = False
         """True while jobs may still arrive although none are wanted: the server has not answered Quiet."""
         self.timed: set[HeldJob] = set()
@@ -75,7 +75,7 @@ class Ledger:
 
     def credit(self) -> int:
         """How many more jobs to ask for now."""
-        if len(self.outbox) >= UNACKNOWLEDGED_MAX:
+        if self.outbox.count >= UNACKNOWLEDGED_MAX:
             return 0
         ahead = self._ahead.jobs if self._prefetch is None else self._prefetch
         return max(0, self._concurrency + ahead - self.active - self.asked)
@@ -179,7 +179,7 @@ class Ledger:
         return cast("Task[Any, Any]", job.handler).time_limit if ruled is None else ruled or None
 
     def _refuse(self, job: HeldJob) -> None:
-        """Hand back what has no handler here, and ask for that topic no more: another worker may have one."""
+        """Abandon what has no handler here, and ask for that topic no more: another worker may have one."""
         if job.topic not in self.refused_topics:
             self.refused_topics.add(job.topic)
             log.warning('no_handler topic=%s effect="jobs of this topic are abandoned"', job.topic)
@@ -191,7 +191,7 @@ class Ledger:
         waiting = self._waiting
         while waiting and self._started < self._startable:
             job = waiting.popleft()
-            if job.stage == FINISHED:  # lost, cancelled or handed back meanwhile
+            if job.stage == FINISHED:  # lost, cancelled or abandoned meanwhile
                 continue
             job.stage = STARTED
             job.started_at = now
@@ -247,19 +247,19 @@ class Ledger:
         self.settle(job, outcome)
 
     def hand_back_waiting(self) -> None:
-        """Hand back what no slot has taken."""
+        """Abandon what no slot has taken."""
         while self._waiting:
             job = self._waiting.popleft()
             if job.stage != FINISHED:
                 self._hand_back(job)
 
     def taken_back(self, job: HeldJob) -> None:
-        """Hand back a job that its slot has not begun."""
+        """Abandon a job that its slot has not begun."""
         if job.stage != FINISHED:
             self._hand_back(job)
 
     def hand_back(self, job: HeldJob) -> None:
-        """Hand back a job whose handler is not waited for."""
+        """Abandon a job whose handler is not waited for."""
         job.abandoned = True
         self.settle(job, abandoned())
 

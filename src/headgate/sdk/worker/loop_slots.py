@@ -17,6 +17,7 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from headgate.sdk.hooks import Middleware
@@ -53,7 +54,8 @@ class LoopSlots:
     def feed(self, jobs: list[HeldJob]) -> None:
         """Queue jobs, with one crossing to the loop for all of them."""
         self._inbox.extend(jobs)
-        self._cross(self._wake_more)
+        with suppress(RuntimeError):  # the loop was closed under us: the worker is ending, and abandons the jobs
+            self._loop.call_soon_threadsafe(self._wake_more)
 
     def take_back(self) -> list[HeldJob]:
         """Take back what no slot has begun."""
@@ -66,20 +68,15 @@ class LoopSlots:
 
     def cancel(self, jobs: list[HeldJob]) -> None:
         """Cancel the handlers of these jobs, if they still run."""
-        self._cross(self._cancel, jobs)
-
-    def _cross(self, call: Callable[..., None], *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the loop was closed under us: the worker is ending, and the jobs will be handed back
-            return
+        with suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._cancel, jobs)
 
     # --- on the loop -------------------------------------------------------------------------------------------------
 
     def _wake_more(self) -> None:
         """Set as many slots to work as there are jobs waiting; one first, which may well do them all."""
         self._waking = False
-        wanted = 1 if self._all_idle() else len(self._inbox)
+        wanted = 1 if len(self._idle) == len(self._slots) else len(self._inbox)  # 1: all are idle
         while wanted > 0 and self._inbox:
             wanted -= 1
             if self._idle:
@@ -90,9 +87,6 @@ class LoopSlots:
                 self._new_slot()
             else:
                 return
-
-    def _all_idle(self) -> bool:
-        return len(self._idle) == len(self._slots)
 
     def _new_slot(self) -> None:
         context = self._context.copy()

@@ -6,6 +6,7 @@ Its bound is the ledger's: no jobs are asked for while too many outcomes are una
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from headgate.sdk.outcomes import Outcome
@@ -17,13 +18,13 @@ FRAME_OUTCOMES: Final = 2_000
 FRAME_BYTES: Final = 1_000_000
 
 
+@dataclass(slots=True)
 class SentOutcomes:
     """The outcomes of one frame, and their jobs in the same order."""
 
-    __slots__ = ("jobs", "message", "sent_at")
-
-    def __init__(self, message: pb.Outcomes, jobs: list[HeldJob], sent_at: float) -> None:
-        self.message, self.jobs, self.sent_at = message, jobs, sent_at
+    message: pb.Outcomes
+    jobs: list[HeldJob]
+    sent_at: float
 
     def outcome_at(self, index: int) -> Outcome:
         """What was sent for the job at this index: completions come first, then the others."""
@@ -42,10 +43,7 @@ class Outbox:
         self._resend: deque[int] = deque()
         self._later: list[tuple[HeldJob, Outcome]] = []
         self._seq = 0
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0  # of all that is not answered
 
     @property
     def unsent(self) -> bool:
@@ -55,12 +53,12 @@ class Outbox:
     def add(self, job: HeldJob, outcome: Outcome) -> None:
         """Take one outcome for sending."""
         self._unsent.append((job, outcome))
-        self._count += 1
+        self.count += 1
 
     def add_later(self, job: HeldJob, outcome: Outcome) -> None:
         """Take one outcome that is to be sent when `release` is called."""
         self._later.append((job, outcome))
-        self._count += 1
+        self.count += 1
 
     def release(self) -> None:
         """Send what was put off."""
@@ -125,7 +123,7 @@ class Outbox:
         """The server has answered this frame; None if it was answered before."""
         sent = self._unanswered.pop(seq, None)
         if sent is not None:
-            self._count -= len(sent.jobs)
+            self.count -= len(sent.jobs)
         return sent
 
     def all_unacknowledged(self) -> list[jobs.Outcome]:
@@ -142,7 +140,7 @@ class Outbox:
         self._later.clear()
         self._unanswered.clear()
         self._resend.clear()
-        self._count = 0
+        self.count = 0
 
 
 def _message(job: HeldJob, outcome: Outcome) -> jobs.Outcome:

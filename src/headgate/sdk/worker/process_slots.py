@@ -10,7 +10,7 @@ into a queue and writes a byte to wake a thread. The messages are in `process_pi
 - A child that dies (a crash in C code, `os._exit`, the kernel out of memory) fails its job with the way it died;
   other slots notice nothing, and the next job gets a new one. What it sent before it died counts. One that died while
   idle costs no job anything. A job that was sent to a dying child and not begun runs again in another one.
-- `close`: idle children end by themselves, busy ones are killed: their jobs have been handed back by then.
+- `close`: idle children end by themselves, busy ones are killed: their jobs have been abandoned by then.
 - This process is killed: its pipes are closed, and the children end.
 """
 

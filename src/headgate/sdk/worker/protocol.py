@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,7 +119,7 @@ class WorkerProtocol:
         """True if this stream has nothing left to carry, and should be closed."""
         if not self.draining:
             return self.actions.ended
-        return self.actions.ended or self._drain_over or not (self.ledger.active or len(self.ledger.outbox))
+        return self.actions.ended or self._drain_over or not (self.ledger.active or self.ledger.outbox.count)
 
     @property
     def may_send(self) -> bool:
@@ -143,6 +144,8 @@ class WorkerProtocol:
             self._deliver(frame.jobs, now)
         if frame.HasField("quieted"):
             self.ledger.quiet_unconfirmed = False
+        if frame.HasField("standby"):
+            self._stand_by(frame.standby.topics)
         if frame.HasField("drain"):
             self._drain(float(frame.drain.grace_seconds or DRAIN_SECONDS), now)
         if frame.HasField("error"):
@@ -150,13 +153,23 @@ class WorkerProtocol:
         if self.ledger.resting:
             self.stop_sequence.advance(now)
 
+    def _stand_by(self, topics: Sequence[str]) -> None:
+        if topics:
+            log.info(
+                'standby topics=%s effect="other workers receive their jobs; this one takes over when a place is free"',
+                ", ".join(topics),
+            )
+        else:
+            log.info('standby_over effect="jobs of all topics are received"')
+
     def _deliver(self, delivered: pb.Jobs, now: float) -> None:
         replaced, deadlines = self.ledger.deliver(delivered)
         self.beats.jobs_seen = max(self.beats.jobs_seen, delivered.seq)
         if deadlines:
             self._time_limits.delivered(deadlines, now)
         self._start_waiting(now)
-        self._stop([job for job in replaced if self.ledger.lose(job)], now)
+        if replaced:
+            self._stop([job for job in replaced if self.ledger.lose(job)], now)
 
     def _start_waiting(self, now: float) -> None:
         if batch := self.ledger.start_waiting(now):
@@ -270,7 +283,7 @@ class WorkerProtocol:
             else:
                 self.timers.set(("resend before", now), now + wait, self._resend_older, wait / 2)
         elif seq and (sent := outbox.answered(seq)) is not None:
-            # It will never accept this frame. The leases of these jobs lapse: nothing else can be reported about them.
+            # It will never accept this frame. The leases of these jobs expire: nothing else can be reported about them.
             log.error("outcomes_refused jobs=%d error=%s", len(sent.jobs), error.message)
             self.ledger.acknowledged(sent.jobs)
             first = len(sent.message.ids)
@@ -318,7 +331,7 @@ class WorkerProtocol:
             ledger.asked, ledger.quiet_unconfirmed = 0, True
             frame.quiet.SetInParent()
             full = True
-        if len(ledger.outbox):
+        if ledger.outbox.count:
             if ledger.outbox.fill(frame.outcomes, now=now):
                 full = True
             else:

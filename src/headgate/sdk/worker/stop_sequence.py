@@ -1,6 +1,6 @@
 """How a worker stops. The order is the design:
 
-ask for no more jobs → hand back what no handler has begun, also what still arrives → let handlers finish within the
+ask for no more jobs → abandon what no handler has begun, also what still arrives → let handlers finish within the
 grace → stop those that run on, and hand their jobs back → have every outcome acknowledged → close the stream.
 A second request to stop (`hurry`) skips the grace, never the time to clean up and the handing back.
 """
@@ -24,7 +24,7 @@ DRAINING_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 10.0
 HURRIED_FLUSH_SECONDS: Final = 2.0
 UNWIND_SECONDS: Final = 2.0
-"""How long a cancelled handler has to clean up before its job is handed back."""
+"""How long a cancelled handler has to clean up before its job is abandoned."""
 
 RUNNING, TAKING_BACK, FINISHING, UNWINDING, FLUSHING, REPORTING = range(6)
 
@@ -86,11 +86,11 @@ class StopSequence:
             self._hand_back(now)
         # Not before the server has confirmed that no more jobs come: each would cost an attempt if we had gone.
         if self._step == FLUSHING:
-            open_ends = len(self._ledger.outbox) or self._ledger.quiet_unconfirmed
+            open_ends = self._ledger.outbox.count or self._ledger.quiet_unconfirmed
             if open_ends and now < self._due:
                 return
             self._timers.cancel("stop")
-            if len(self._ledger.outbox):
+            if self._ledger.outbox.count:
                 self._step, self._actions.report = REPORTING, True
             else:
                 self._actions.ended = True

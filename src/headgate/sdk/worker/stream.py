@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 SILENT_SECONDS: Final = 1.0
 """After so long without an answer to Hello a warning is logged."""
-CONNECT_SECONDS: Final = 3.0
 HELLO_SECONDS: Final = 10.0
 HOLDING_WAIT_SECONDS: Final = 1.0
 """The longest pause between two attempts to connect while jobs are held: servers wait for a worker that lost its
@@ -89,7 +88,7 @@ class WorkerStream:
         self._reported.append((job, outcome))
         if not self._signalled:
             self._signalled = True
-            self._io.soon(self._collect)
+            self._io.loop.call_soon_threadsafe(self._collect)
 
     def progressed(self, job: Job, done: int, total: int, message: str) -> None:
         """See `Reports`."""
@@ -97,11 +96,11 @@ class WorkerStream:
         self._progressed[held.raw_id] = held, (done, total, message)
         if not self._progress_signalled:
             self._progress_signalled = True
-            self._io.soon(self._take_progress)
+            self._io.loop.call_soon_threadsafe(self._take_progress)
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
-        self._io.soon(self._add_extension, cast("HeldJob", job), lease_seconds)
+        self._io.loop.call_soon_threadsafe(self._add_extension, cast("HeldJob", job), lease_seconds)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -121,15 +120,10 @@ class WorkerStream:
         self._after_event()
 
     def _collect(self) -> None:
-        if self._take_reported():
-            self._after_event()
-
-    def _take_reported(self) -> bool:
         self._signalled = False  # before the deque is read: what comes later signals again
-        if not self._reported:
-            return False
-        self.protocol.finish(self._reported, time.monotonic())
-        return True
+        if self._reported:  # else the writer has taken them
+            self.protocol.finish(self._reported, time.monotonic())
+            self._after_event()
 
     def _take_progress(self) -> None:
         self._progress_signalled = False  # as above
@@ -145,7 +139,7 @@ class WorkerStream:
     def _on_timer(self) -> None:
         self._timer = None
         try:
-            # The timer says itself that it is due: by the clock, one in six would be a hair too early.
+            # The timer says itself that it is due: by the clock, one in six would be slightly too early.
             self.protocol.timers.advance(max(time.monotonic(), self._timer_due))
         finally:  # a callback of the application may have raised: beats and the other timers go on
             self.protocol.timers.changed = True  # the next one is to be set in any case
@@ -171,7 +165,7 @@ class WorkerStream:
         if actions.take_back:
             actions.take_back = False
             self.protocol.taken_back(self._slots.take_back(), time.monotonic())
-            self._act()  # a stop that waited for this goes on
+            self._act()  # a stop that waited for this continues
         if actions.reconnect:
             actions.reconnect = False
             self._cancel_call()
@@ -251,11 +245,12 @@ class WorkerStream:
                     raise rpc.explain(failed, address)
                 explained = rpc.explain(failed, address, answered=self._rotation.has_answered(address))
                 self._connection_log.failed(address, explained, now=time.monotonic())
-            wait = self._rotation.move_on()
+            wait = max(self._rotation.move_on(), 0.0 if failed is None else rpc.rate_limited(failed))
             if protocol.draining and not self._rotation.single:
                 wait = 0.0  # the next address is another server
             elif protocol.ledger.held:
                 wait = min(wait, HOLDING_WAIT_SECONDS)
+            failed = None  # its traceback refers to the call: see the end of _stream
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._ended.wait()
@@ -305,16 +300,20 @@ class WorkerStream:
             call.cancel()
             if reader is not None:
                 await asyncio.wait((reader,))
+            # gRPC keeps a connection open while something refers to a call on it. What the server has buffered would
+            # continue to arrive, and take its share of a narrow link from the next connection.
+            self._cancelled = None
             await channel.close()
 
     async def _greet(self, channel: grpc.aio.Channel, call: rpc.WorkCall) -> pb.ServerFrame | None:
         """Connect, and say hello; returns the first frame. Raises TimeoutError."""
-        # A peer that takes connections and does not answer must not use up the time that we have to return.
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(self._rotation.connect_seconds):
             await rpc.connected(channel)
         # Not by cancelling the call: a write that waits for its connection then waits forever.
         async with asyncio.timeout(HELLO_SECONDS):
-            await rpc.say_hello(call, self.protocol.hello())
+            first = self.protocol.hello()
+            first.hello.clock_us = time.time_ns() // 1000  # people see there how far the clocks are apart
+            await rpc.say_hello(call, first)
             return await rpc.next_frame(call)
 
     async def _unless_ended(self, greeting: Coroutine[Any, Any, T]) -> T | None:
@@ -334,7 +333,7 @@ class WorkerStream:
     async def _read(self, call: rpc.WorkCall, address: Address) -> Exception | None:
         protocol = self.protocol
         try:
-            while (frame := await rpc.next_frame(call)) is not None:
+            while isinstance(frame := await call.read(), pb.ServerFrame):  # else grpc.aio.EOF
                 if failpoints.armed and frame.HasField("jobs"):
                     await failpoints.armed.reach("worker.after_delivery")
                 protocol.receive(frame, time.monotonic())
@@ -350,11 +349,17 @@ class WorkerStream:
         return rpc.not_connected(address, "it closed the stream")
 
     async def _write(self, call: rpc.WorkCall, reader: asyncio.Task[Exception | None]) -> Exception | None:
+        protocol = self.protocol
         while not reader.done():
             self._wake.clear()
-            frame = self._next_frame()
+            if self._reported:  # what handlers have reported up to now goes with the next frame
+                protocol.finish(self._reported, time.monotonic())
+                self._act()
+            frame = protocol.next_frame(time.monotonic())
+            if protocol.timers.changed:
+                self._set_timer()
             if frame is None:
-                if self.protocol.may_end_stream:
+                if protocol.may_end_stream:
                     await call.done_writing()
                     return None
                 await self._wake.wait()
@@ -369,12 +374,3 @@ class WorkerStream:
                 await asyncio.wait((reader,), timeout=1.0)
                 return (reader.result() if reader.done() else None) or error
         return reader.result()
-
-    def _next_frame(self) -> pb.WorkerFrame | None:
-        """The next frame, with what handlers have reported up to now."""
-        if self._take_reported():
-            self._act()
-        frame = self.protocol.next_frame(time.monotonic())
-        if self.protocol.timers.changed:
-            self._set_timer()
-        return frame

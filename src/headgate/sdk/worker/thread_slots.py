@@ -3,8 +3,8 @@
 They need the user's loop for nothing: a loop blocked by a bad handler does not stop them. They are daemons, so that a
 handler that never returns cannot keep the process from ending.
 Python cannot end a thread from outside. A handler that looks at neither its token nor its flag therefore costs its slot
-until it returns: the job is settled without it (by its time limit, or handed back by a stopping worker), and the worker
-takes one job less at a time, and says so.
+until it returns: the job is settled without it (by its time limit, or abandoned by a stopping worker), and the worker
+takes one job less at a time, and reports it.
 """
 
 from __future__ import annotations

@@ -133,21 +133,21 @@ class Worker:
         attempts = AttemptLog(self._hooks, asyncio.get_running_loop(), self._io.log_lines)
         stream = self._stream = self._compose(slots, attempts)
         if self._stops:  # asked to stop before it began
-            self._io.soon(self._stop, stream)
-        on_io = self._io.start(stream.run())
+            self._io.loop.call_soon_threadsafe(self._stop, stream)
+        on_io = asyncio.run_coroutine_threadsafe(stream.run(), self._io.loop)
         on_io.add_done_callback(lambda _: self.ended.set())
         running = asyncio.wrap_future(on_io)
         beside = None if self.beside is None else asyncio.create_task(self.beside(), name="beside a worker")
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            self._io.soon(stream.hurry)
+            self._io.loop.call_soon_threadsafe(stream.hurry)
             await asyncio.wait((running,), timeout=10.0)
             raise
         finally:
             if beside is not None:
                 beside.cancel()
-            self._io.soon(stream.close)
+            self._io.loop.call_soon_threadsafe(stream.close)
             stuck = await slots.close()
             if stuck:
                 log.error('did_not_stop handlers=%d effect="they keep running"', stuck)
@@ -168,7 +168,7 @@ class Worker:
         if self._stop_asked_at is None:
             self._stop_asked_at = time.monotonic()
         if self._stream is not None:
-            self._io.soon(self._stop, self._stream)
+            self._io.loop.call_soon_threadsafe(self._stop, self._stream)
 
     @property
     def end_seconds(self) -> float:
@@ -270,7 +270,7 @@ def _signals(io: IoThread, stop: Callable[[], None]) -> Iterator[None]:
 
     def asked(number: int, _frame: FrameType | None) -> None:
         # Not here: a second signal may come in the middle of the first one's line, and a log cannot be entered twice.
-        io.soon(log.info, "stopping signal=%s", signal.Signals(number).name)
+        io.loop.call_soon_threadsafe(log.info, "stopping signal=%s", signal.Signals(number).name)
         stop()
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,0 +1,69 @@
+"""Figures over time: `hg.admin.stats` and `hg.admin.failing`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headgate.domain.states import State
+from headgate.domain.stats import Failing, Flows, Interval, Latency, Series, window_of
+from headgate.domain.validation import check_topic
+from headgate.sdk.admin.dead import group_of
+from headgate.sdk.connection import Connection
+from headgate.sdk.rpc import Method
+from headgate.sdk.times import time_of
+from headgate.wire import stats_pb2 as pb
+
+GET: Final = Method("StatsService/GetStats", pb.GetStatsRequest, pb.GetStatsResponse)
+FAILING: Final = Method("StatsService/ListFailing", pb.ListFailingRequest, pb.ListFailingResponse)
+
+
+async def stats(connection: Connection, *, topic: str, since: str) -> Series:
+    """The series of a topic; an empty one: of all topics."""
+    window = window_of(since)
+    request = pb.GetStatsRequest(topic=check_topic(topic) if topic else "", since=window.name)
+    found = await connection.call(GET, request)
+    return Series(
+        now=time_of(found.now_us),
+        window=window,
+        topic=found.topic,
+        intervals=[_interval(one) for one in found.intervals],
+        counts={State(one.state - 1): one.count for one in found.counts},
+        pickup=_latency(found.pickup),
+        run=_latency(found.run),
+        partial=found.partial,
+    )
+
+
+async def failing(connection: Connection, *, topic: str, limit: int) -> Failing:
+    """What fails now."""
+    request = pb.ListFailingRequest(topic=check_topic(topic) if topic else "", limit=limit)
+    found = await connection.call(FAILING, request)
+    return Failing(
+        since=time_of(found.since_us),
+        groups=[group_of(one) for one in found.groups],
+        looked_at=found.looked_at,
+        exact=found.exact,
+    )
+
+
+def _interval(one: pb.Interval) -> Interval:
+    flows = Flows(
+        submitted=one.submitted,
+        started=one.started,
+        completed=one.completed,
+        retried=one.retried,
+        failed=one.failed,
+        dead=one.dead,
+        cancelled=one.cancelled,
+    )
+    return Interval(
+        at=time_of(one.at_us),
+        flows=flows if one.recorded else None,
+        depth=one.depth if one.recorded else None,
+        pickup=_latency(one.pickup),
+        run=_latency(one.run),
+    )
+
+
+def _latency(found: pb.LatencyInfo) -> Latency | None:
+    return Latency(count=found.count, p50=found.p50_s, p99=found.p99_s) if found.count else None
