@@ -18,7 +18,7 @@ from headgate.cli.errors import (
     UserCodeFailed,
     bug_text,
     exit_code,
-    missing_server_text,
+    missing_extra_text,
     print_error,
     print_warning,
     usage_text,
@@ -27,9 +27,9 @@ from headgate.cli.errors import (
 from headgate.cli.grpc_settings import configure_grpc
 from headgate.domain.errors import HeadgateError
 from headgate.domain.release import version
-from headgate.ops.settings import unknown_settings
+from headgate.ops.configuration import unknown_variables
 
-REFUSING = ("dev", "migrate", "restore-fence", "serve")
+REFUSING = ("config", "dev", "doctor", "migrate", "restore-fence", "serve")
 """Commands that read settings of the server, and refuse unknown ones."""
 
 app = App(
@@ -44,14 +44,18 @@ app = App(
 # By name, so that a command imports only what it needs: importing gRPC and the server takes most of a second.
 for _name, _where, _help in (
     ("audit", "admin:audit_command", "Show the audit log."),
-    ("batch", "batch:batch", "Show and seal batches."),
+    ("batch", "batch:batch", "Open, show and seal batches."),
     ("bench", "bench:bench_command", "Measure a running server with jobs that do nothing."),
     ("bulk", "bulk:bulk", "Run bulk operations on all jobs that match a filter."),
     ("completion", "completion:completion_command", "Print the completion script of a shell."),
+    ("config", "config:config", "Show the settings and where each value comes from."),
     ("dead", "dead:dead", "Show, redrive and discard dead letters."),
     ("dev", "dev:dev_command", "Run an embedded PostgreSQL and a server on loopback, until Ctrl-C."),
+    ("doctor", "doctor:doctor_command", "Check the database, this machine and the settings of a server."),
+    ("events", "events:events_command", "Show what happens to jobs and topics, as it happens."),
     ("init", "init:init_command", "Write a small app with a job, a schedule and a test."),
     ("job", "job:job", "Show jobs and act on them."),
+    ("key", "key:key", "Create, list, rotate and revoke API keys."),
     ("migrate", "migrate:migrate_command", "Create or upgrade the database schema."),
     ("pause", "admin:pause_command", "Stop dispatching jobs for a topic, a tenant, or everything."),
     (
@@ -59,13 +63,21 @@ for _name, _where, _help in (
         "restore_fence:restore_fence_command",
         "Run once after restoring a backup, before starting servers.",
     ),
+    ("profile", "profile:profile", "Save servers and their tokens, and choose one of them."),
     ("resume", "admin:resume_command", "Resume dispatching jobs for a topic, a tenant, or everything."),
     ("retention", "retention:retention", "Show and change how long finished jobs are kept."),
     ("schedule", "schedule:schedule", "Create, show and change schedules."),
     ("serve", "serve:serve_command", "Serve workers and producers over gRPC."),
+    ("stats", "stats:stats_command", "Show throughput, failures and latencies over time, and what fails now."),
+    ("session", "session:session", "List and end sessions of browsers."),
     ("status", "status:status_command", "Show pauses, job counts and throughput by topic, and servers."),
     ("submit", "submit:submit_command", "Submit one job and print its id."),
+    ("top", "top.command:top_command", "Show what happens in a terminal view, and act on it."),
+    ("system", "system:system_command", "Show what the installation runs with."),
+    ("tenant", "tenant:tenant", "Show and set quotas of tenants."),
     ("topic", "topic:topic", "Show and change settings and limits of topics."),
+    ("version", "version:version_command", "Show the version."),
+    ("webhook", "webhook:webhook", "Send events to HTTP endpoints, and show what was delivered."),
     ("worker", "worker:worker_command", "Run the handlers registered on a Headgate object."),
     ("workers", "workers:workers", "Show connected workers, and stop or resume dispatching to one of them."),
 ):
@@ -81,7 +93,7 @@ def _with_stdin(tokens: Sequence[str]) -> Iterator[str]:
 def _warn_of_unknown_settings(command: str) -> None:
     """Print a warning for each variable that looks like a setting and is none, unless the command refuses it."""
     if command not in REFUSING:
-        for error in unknown_settings(os.environ):
+        for error in unknown_variables(os.environ):
             print_warning(str(error))
 
 
@@ -112,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except Exception as error:  # noqa: BLE001 - the outermost level: a bug is reported in one line too
-        if text := missing_server_text(error):
+        if text := missing_extra_text(error):
             print_error(text)
             return USAGE
         if text := users_traceback_text(error):

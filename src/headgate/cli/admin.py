@@ -11,10 +11,12 @@ from cyclopts import Parameter
 from headgate.cli import output as out
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.options import DEFAULT_SERVER, Limit, Output, Reason, Server
-from headgate.cli.output import Columns, print_list, print_one, when
+from headgate.cli.lists import show_list
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Since, Watch
+from headgate.cli.output import Columns, print_one, when
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
+from headgate.sdk import Headgate
 from headgate.sdk.admin import AuditEntry, PauseInfo
 
 Topic = Annotated[str | None, Parameter(help="One topic.")]
@@ -58,13 +60,16 @@ def resume_command(
     tenant: Tenant = False,
     everything: Everything = False,
     reason: Reason = "",
+    since: Since = None,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Resume dispatching jobs for a topic, a tenant, or everything. Has no effect on a target that is not paused."""
     _check_target("resume", topic, tenant, everything)
+    began = None if since is None else values.timestamp(since, field="--since")
     changed = with_client(
-        server, lambda hg: hg.admin.resume(topic=topic, tenant=tenant, everything=everything, reason=reason)
+        server,
+        lambda hg: hg.admin.resume(topic=topic, tenant=tenant, everything=everything, reason=reason, since=began),
     )
     target = f"topic {topic}" if topic is not None else "everything" if everything else "tenant"
     text = f"{target} is resumed" if changed else f"{target} was not paused"
@@ -75,12 +80,39 @@ def audit_command(
     *,
     limit: Limit = 50,
     before: Annotated[int, Parameter(help="Show entries before this number: the last number of the page before.")] = 0,
+    actor: Annotated[str, Parameter(help="Only changes by this token or key.")] = "",
+    verb: Annotated[str, Parameter(help="Only changes of this kind: pause, apply_topic, rotate_key and so on.")] = "",
+    target: Annotated[str, Parameter(help="Only changes whose target contains this text: billing, webhook.")] = "",
+    since: Annotated[
+        str, Parameter(help="Only changes since then: 2026-11-16T08:00:00Z, or 24h for that long ago.")
+    ] = "",
+    until: Annotated[str, Parameter(help="Only changes before then.")] = "",
+    watch: Watch = ONCE,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Show the audit log, newest entry first. Changes of a single job are in its history: headgate job events."""
-    found = with_client(server, lambda hg: hg.admin.audit(before=before, limit=limit))
-    print_list(found, output, AUDIT, name=lambda one: one.no, empty="the audit log is empty")
+    start, end = _past(since, field="--since"), _past(until, field="--until")
+    older = 0
+
+    async def read(hg: Headgate) -> list[AuditEntry]:
+        nonlocal older
+        found = await hg.admin.audit(
+            before=before, limit=limit, actor=actor, verb=verb, target=target, since=start, until=end
+        )
+        older = found.next_before
+        return found
+
+    show_list(
+        server,
+        read,
+        output,
+        AUDIT,
+        name=lambda one: one.no,
+        empty="no entries match" if actor or verb or target or since or until else "the audit log is empty",
+        notes=lambda _: [f"older entries: add --before {older}"] if older else [],
+        watch=watch,
+    )
 
 
 def pause_line(pause: PauseInfo) -> str:
@@ -102,6 +134,14 @@ def _check_target(command: str, topic: str | None, *others: bool) -> None:
             "give a topic, --tenant or --everything, and one of them",
             hint=f"for example: headgate {command} mail",
         )
+
+
+def _past(text: str, *, field: str) -> datetime | None:
+    """A time, or one so long ago."""
+    if not text:
+        return None
+    given = values.duration_or_timestamp(text, field=field)
+    return given if isinstance(given, datetime) else out.now() - given
 
 
 def _end(until: str | None) -> datetime | None:

@@ -1,19 +1,25 @@
-"""`headgate batch …`: show batches, and seal one whose submitter has ended."""
+"""`headgate batch …`: open and show batches, and seal one whose submitter has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 
+from headgate.cli import values
 from headgate.cli.connection import with_client, with_id
-from headgate.cli.options import DEFAULT_SERVER, Limit, Output, Server
-from headgate.cli.output import Columns, details, painted, print_list, print_one, when
+from headgate.cli.lists import show_list
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Payload, Raw, Server, Watch
+from headgate.cli.output import Columns, details, painted, print_one, when
+from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId
+from headgate.domain.validation import check_topic
 from headgate.sdk import BatchInfo, Headgate
+from headgate.sdk.options import prepared
+from headgate.sdk.submitting import Bound
 
-batch = App(name="batch", help="Show and seal batches.")
+batch = App(name="batch", help="Open, show and seal batches.")
 BatchId = Annotated[str, Parameter(help="Batch id, or its first digits.")]
 
 
@@ -22,12 +28,52 @@ def list_command(
     *,
     open_only: Annotated[bool, Parameter(name="--open", help="Only batches that accept jobs.")] = False,
     limit: Limit = 50,
+    watch: Watch = ONCE,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """List batches, newest first."""
-    found = with_client(server, lambda hg: hg.admin.batches(open_only=open_only, limit=limit))
-    print_list(found, output, COLUMNS, name=lambda one: one.id, empty="no batches")
+    show_list(
+        server,
+        lambda hg: hg.admin.batches(open_only=open_only, limit=limit),
+        output,
+        COLUMNS,
+        name=lambda one: one.id,
+        empty="no batches",
+        watch=watch,
+    )
+
+
+@batch.command(name="open")
+def open_command(
+    *,
+    name: Annotated[str, Parameter(help="Name for people.")] = "",
+    on_done: Annotated[str, Parameter(help="Topic of the callback: a job that runs when all jobs have ended.")] = "",
+    payload: Payload = "",
+    raw: Raw = False,
+    needs: Annotated[
+        Literal["succeeded", "ended"], Parameter(help="Run the callback when all jobs have succeeded, or have ended.")
+    ] = "ended",
+    on_failure: Annotated[
+        Literal["cancel", "ignore", "block"], Parameter(help="When a job fails and the callback needs success.")
+    ] = "cancel",
+    expires_in: Annotated[str, Parameter(help="A batch that is not sealed by then is closed: 24h.")] = "24h",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Open a batch and print its id. Add jobs with `headgate submit --batch`, then seal it."""
+    if payload and not on_done:
+        raise InvalidInput("--payload", "is for the callback", hint="pass --on-done with the topic of the callback")
+    body = values.payload(payload, raw=raw)
+    callback = Bound(check_topic(on_done), body, prepared()) if on_done else None
+    span = values.duration(expires_in, field="--expires-in")
+
+    async def act(hg: Headgate) -> JobId:
+        new = hg.batch(name, on_done=callback, needs=needs, on_failure=on_failure, expires_in=span)
+        return (await new.open()).id
+
+    made = with_client(server, act)
+    print_one({"id": made}, output, lambda: [str(made)], name=made)
 
 
 @batch.command(name="get")

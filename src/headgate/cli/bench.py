@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from headgate.cli import values
 from headgate.cli.bench_runs import Topic, percentile
+from headgate.cli.connection import client_of
 from headgate.cli.options import DEFAULT_SERVER, Output, Server
 from headgate.cli.output import Columns, print_one, table
 from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused
@@ -54,7 +55,7 @@ def bench_command(
         raise InvalidInput("--seconds", "must be from 1s to 1h")
     plan = _Plan(jobs, longest, rounds, size, singles, check_topic(topic))
     with asyncio.Runner(loop_factory=new_loop) as runner:  # the loop that `headgate worker` uses
-        runner.run(_bench(Headgate(server.url or None, token=server.token or None), plan, output))
+        runner.run(_bench(client_of(server), plan, output))
 
 
 class _Plan:

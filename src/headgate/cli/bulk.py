@@ -13,8 +13,10 @@ from cyclopts import App, Parameter
 from headgate.cli import values
 from headgate.cli.connection import with_client, with_id
 from headgate.cli.listing import COLUMNS
+from headgate.cli.lists import show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
+    ONCE,
     BulkReason,
     Delay,
     Detach,
@@ -26,16 +28,18 @@ from headgate.cli.options import (
     Priority,
     Reason,
     Server,
+    Watch,
     Yes,
 )
 from headgate.cli.output import (
     Columns,
     count_text,
     details,
+    duration,
+    for_people,
     one_line,
     painted,
     print_lines,
-    print_list,
     print_one,
     table,
     when,
@@ -85,6 +89,14 @@ def start_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Cancel, redrive, discard, reprioritise or move all jobs that match a filter now."""
+    options = plan_options(reason, priority=priority, topic=topic, delay=delay, per_second=per_second)
+    run(server, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+
+
+def plan_options(
+    reason: str, *, priority: str = "", topic: str = "", delay: str | None = None, per_second: int = 0
+) -> PlanOptions:
+    """What the options of a command say about an operation; what was not given is left out."""
     options: PlanOptions = {"reason": reason}
     if priority:
         options["priority"] = values.priority(priority)
@@ -94,7 +106,7 @@ def start_command(
         options["delay"] = values.duration(delay, field="--delay")
     if per_second:
         options["per_second"] = per_second
-    run(server, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    return options
 
 
 @bulk.command(name="list")
@@ -102,12 +114,20 @@ def list_command(
     *,
     active: Annotated[bool, Parameter(help="Only operations that have not ended.")] = False,
     limit: Limit = 20,
+    watch: Watch = ONCE,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """List bulk operations, newest first."""
-    found = with_client(server, lambda hg: hg.admin.bulk.list(active=active, limit=limit))
-    print_list(found, output, OPERATIONS, name=lambda one: one.id, empty="no operations")
+    show_list(
+        server,
+        lambda hg: hg.admin.bulk.list(active=active, limit=limit),
+        output,
+        OPERATIONS,
+        name=lambda one: one.id,
+        empty="no operations",
+        watch=watch,
+    )
 
 
 @bulk.command(name="get")
@@ -119,7 +139,7 @@ def get_command(operation_id: OperationId, *, output: Output = "table", server: 
 @bulk.command(name="watch")
 def watch_command(operation_id: OperationId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
     """Follow one bulk operation until it has ended. Ctrl-C does not stop the operation."""
-    shown = progress() if output == "table" else None
+    shown = progress() if for_people(output) else None
     _act(server, output, operation_id, lambda bulk, known: bulk.wait(known, progress=shown))
 
 
@@ -160,11 +180,11 @@ def run(
             _show(started, output)
             return
         try:
-            ended = await hg.admin.bulk.wait(started.id, progress=progress() if output == "table" else None)
+            ended = await hg.admin.bulk.wait(started.id, progress=progress() if for_people(output) else None)
         except (KeyboardInterrupt, asyncio.CancelledError):
             print(f"\noperation {started.id} continues: headgate bulk watch {started.id}", file=sys.stderr)
             raise
-        if output != "table":
+        if not for_people(output):
             _show(ended, output)
         elif ended.error:
             print(f"last error: {one_line(ended.error)}")
@@ -174,7 +194,7 @@ def run(
 
 def _confirm(preview: BulkPreview, verb: str, output: str) -> None:
     """Return if the user confirms, else raise Refused. Blocking is fine: nothing else runs in this process."""
-    if output != "table" or not sys.stdin.isatty():
+    if not for_people(output) or not sys.stdin.isatty():
         raise InvalidInput(
             "--yes", "is required without a terminal, and with every --output but table", hint="see --dry-run"
         )
@@ -224,15 +244,16 @@ def _remaining(one: BulkOperation) -> str:
     """Return the estimated remaining time, at the rate so far."""
     if one.started_at is None or not one.matched or one.expected <= one.matched:
         return ""
-    so_far = (datetime.now(UTC) - one.started_at).total_seconds()
-    return f"ETA {max(0.0, so_far / one.matched * (one.expected - one.matched)):.0f} s  "
+    so_far = datetime.now(UTC) - one.started_at
+    return f"ETA {duration(so_far / one.matched * (one.expected - one.matched))}  "
 
 
 def _act(server: Server, output: str, given: str, verb: Callable[[Bulk, JobId], Awaitable[BulkOperation]]) -> None:
     _show(with_id(server, "operation", given, lambda hg, known: verb(hg.admin.bulk, known)), output)
 
 
-def _show(one: BulkOperation, output: str) -> None:
+def operation_lines(one: BulkOperation) -> list[str]:
+    """Return an operation as text: its progress, then what it is."""
     fields = (
         ("verb", one.verb),
         ("filter", one.filter),
@@ -240,4 +261,8 @@ def _show(one: BulkOperation, output: str) -> None:
         ("finished", when(one.finished_at)),
         ("error", one.error),
     )
-    print_one(one, output, lambda: details(line(one), fields), name=one.id)
+    return details(line(one), fields)
+
+
+def _show(one: BulkOperation, output: str) -> None:
+    print_one(one, output, lambda: operation_lines(one), name=one.id)

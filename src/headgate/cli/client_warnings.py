@@ -27,9 +27,10 @@ def sentence(record: logging.LogRecord) -> str:
 
 
 @contextmanager
-def printed_warnings() -> Iterator[None]:
-    """Print what the client warns of in this block."""
-    client, handler = logging.getLogger("headgate.client"), _PrintedWarnings(logging.WARNING)
+def printed_warnings(*, shown: bool = True) -> Iterator[None]:
+    """Print what the client warns of in this block; or print nothing, for a command that owns the screen."""
+    client = logging.getLogger("headgate.client")
+    handler = _PrintedWarnings(logging.WARNING) if shown else logging.NullHandler()
     client.addHandler(handler)
     try:
         yield

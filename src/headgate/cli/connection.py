@@ -6,29 +6,56 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Final, TypeVar
 
 from headgate.cli.client_warnings import printed_warnings
+from headgate.cli.configured import client_configuration
 from headgate.cli.options import Server
 from headgate.domain.ids import JobId
-from headgate.sdk import Headgate
-from headgate.sdk.addresses import Address, addresses_of
+from headgate.domain.redaction import Redaction
+from headgate.sdk import Encryption, Headgate
+from headgate.sdk.addresses import Address, addresses_of, trust_of
 from headgate.sdk.rpc import not_connected
 
 Answer = TypeVar("Answer")
 _CONNECT_SECONDS: Final = 0.5
 
 
-def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]]) -> Answer:
-    """Connect to a server, await `use`, close, and return its answer."""
-    check_listening(addresses_of(server.url or None))
+def with_client(server: Server, use: Callable[[Headgate], Awaitable[Answer]], *, warnings: bool = True) -> Answer:
+    """Connect to a server, await `use`, close, and return its answer; `warnings`: print those of the client."""
+    client = client_of(server)
 
     async def connected() -> Answer:
-        async with Headgate(server.url or None, token=server.token or None) as hg:
+        async with client as hg:
             return await use(hg)
 
-    with printed_warnings():
+    with printed_warnings(shown=warnings):
         return asyncio.run(connected())
+
+
+def client_of(server: Server) -> Headgate:
+    """The client of a command, by its flags, the environment, the profile and the file.
+
+    Raises NotConnected if nothing listens at an address of this machine.
+    """
+    config = client_configuration(**asdict(server))
+    ca, certificate, key = (config.path(name) for name in ("ca", "cert", "key"))
+    addresses = addresses_of(config.text("url") or None, trust_of(ca, certificate, key))
+    check_listening(addresses)
+    return Headgate(
+        config.text("url") or None,
+        token=config.text("token"),  # "" is none: what the environment has was considered
+        ca=ca if any(address.tls for address in addresses) else None,
+        certificate=certificate,
+        key=key,
+        encryption=Encryption.from_text(keys) if (keys := config.text("encryption_keys")) else None,
+    )
+
+
+def redaction_of(server: Server) -> Redaction:
+    """The names of keys whose values are masked."""
+    return client_configuration(config=server.config).redaction
 
 
 def with_id(server: Server, kind: str, given: str, use: Callable[[Headgate, JobId], Awaitable[Answer]]) -> Answer:

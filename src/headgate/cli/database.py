@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headgate import embedded
 from headgate.domain.errors import InvalidInput, InvalidSetting
-from headgate.ops.settings import Settings
+from headgate.ops.configuration import Configuration
 from headgate.store.connect import Connection, connect, describe
 from headgate.store.roles import OWNER, RUNTIME, prepare_embedded
 
@@ -31,18 +31,20 @@ class Database:
         return describe(self.url) if self.cluster is None else f"embedded PostgreSQL in {self.cluster.data}"
 
 
-def require_choice(url: str | None, settings: Settings, *, embedded: bool) -> None:
+def require_choice(config: Configuration, url: str | None) -> None:
     """Refuse to select the embedded PostgreSQL silently: an operator who forgot the URL would see a success.
 
     HEADGATE_DATA, which names its folder, is a choice as well.
     """
+    embedded = config.switch("embedded")
     if embedded and url is not None:
         raise InvalidInput("--embedded", "and the URL of a database are both given", hint="pass only one of them")
-    if url is None and not embedded and settings.data is None:
+    if url is None and not embedded and config.data is None:
         raise InvalidSetting(
             "HEADGATE_DATABASE_URL",
             "is not set",
-            hint="set it, or pass --database-url; --embedded uses the embedded PostgreSQL",
+            hint="set it, or pass --database-url, or write url in [database] of headgate.toml; --embedded uses the "
+            "embedded PostgreSQL",
         )
 
 

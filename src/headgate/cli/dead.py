@@ -6,10 +6,12 @@ from typing import Final
 
 from cyclopts import App
 
-from headgate.cli import bulk, values
-from headgate.cli.connection import with_client
+from headgate.cli import bulk
+from headgate.cli.connection import redaction_of
+from headgate.cli.lists import show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
+    ONCE,
     BulkReason,
     Delay,
     Detach,
@@ -21,13 +23,13 @@ from headgate.cli.options import (
     PerSecond,
     Server,
     Topics,
+    Watch,
     Yes,
 )
-from headgate.cli.output import Columns, print_list
-from headgate.domain.bulk import DeadGroup
+from headgate.cli.output import Columns
+from headgate.domain.bulk import DeadGroup, dead_filter, masked_group
 from headgate.domain.errors import InvalidInput
-from headgate.sdk.admin.bulk import PlanOptions
-from headgate.sdk.admin.dead import dead_filter
+from headgate.sdk import Headgate
 
 dead = App(name="dead", help="Dead letters: jobs that failed permanently.")
 GROUPS: Final[Columns[DeadGroup]] = {
@@ -42,13 +44,33 @@ GROUPS: Final[Columns[DeadGroup]] = {
 
 @dead.command(name="list")
 def list_command(
-    topic: Topics = "", *, limit: Limit = 50, output: Output = "table", server: Server = DEFAULT_SERVER
+    topic: Topics = "",
+    *,
+    limit: Limit = 50,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Show dead letters by topic and error group, largest group first."""
-    found = with_client(server, lambda hg: hg.admin.dead.groups(topic, limit=limit))
-    print_list(found.groups, output, GROUPS, name=lambda one: one.group, empty="no dead letters")
-    if not found.exact and output == "table":
-        print(f"counted over the newest {found.looked_at:,} dead letters only; there are more")
+    redaction = redaction_of(server)
+    notes: list[str] = []
+
+    async def read(hg: Headgate) -> list[DeadGroup]:
+        found = await hg.admin.dead.groups(topic, limit=limit)
+        partial = f"counted over the newest {found.looked_at:,} dead letters only; there are more"
+        notes[:] = [] if found.exact else [partial]
+        return [masked_group(one, redaction) for one in found.groups]
+
+    show_list(
+        server,
+        read,
+        output,
+        GROUPS,
+        name=lambda one: one.group,
+        empty="no dead letters",
+        notes=lambda _: notes,
+        watch=watch,
+    )
 
 
 @dead.command(name="redrive")
@@ -67,11 +89,7 @@ def redrive_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Put dead jobs back on their topics, with the attempts counted from 0."""
-    options: PlanOptions = {"reason": reason}
-    if delay is not None:
-        options["delay"] = values.duration(delay, field="--delay")
-    if per_second:
-        options["per_second"] = per_second
+    options = bulk.plan_options(reason, delay=delay, per_second=per_second)
     text = _filter_text(topic, group, filter)
     bulk.run(server, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
 
@@ -90,9 +108,8 @@ def discard_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Delete dead jobs. Their history stays."""
-    options: PlanOptions = {"reason": reason}
     text = _filter_text(topic, group, filter)
-    bulk.run(server, "discard", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(server, "discard", text, bulk.plan_options(reason), yes=yes, dry_run=dry_run, detach=detach, output=output)
 
 
 def _filter_text(topic: str, group: str, more: str) -> str:

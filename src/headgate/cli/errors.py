@@ -23,7 +23,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 
-from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
+from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
 
 from headgate.domain.errors import (
     DataFolderInUse,
@@ -68,22 +68,52 @@ _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
 )
 # By code: importing the SDK's errors, and gRPC with them, costs every command most of a second.
 _BY_CODE = {
-    **dict.fromkeys(("not_connected", "not_acknowledged", "outbox_full", "result_timeout"), 5),
+    **dict.fromkeys(("not_connected", "not_acknowledged", "outbox_full", "overloaded", "result_timeout"), 5),
     **dict.fromkeys(("unauthenticated", "forbidden", "version_mismatch", "submit_conflict", "superseded"), 4),
 }
 # By the code of the server, where the SDK has one error class for many codes.
 _REFUSALS = (
     *("conflict", "bulk_conflict", "refused", "wrong_state", "dependency_cycle", "batch_sealed"),
-    *("unique_taken", "backlog_full", "quota_exceeded"),
+    *("unique_taken", "backlog_full", "quota_exceeded", "version_conflict"),
 )
 _BY_REPORT = {
     "not_found": 3,
     **dict.fromkeys((*_REFUSALS, "permission_denied", "protocol_error"), 4),
     **dict.fromkeys(("overloaded", "store_unavailable", "store_busy", "row_locked", "outcome_unknown", "read_only"), 5),
-    **dict.fromkeys(("storage_full", "shutting_down"), 5),
-    **dict.fromkeys(("invalid_input", "invalid_filter", "too_large"), USAGE),
+    **dict.fromkeys(("storage_full", "shutting_down", "rate_limited", "credentials_unavailable"), 5),
+    **dict.fromkeys(("invalid_input", "invalid_filter", "too_large", "payload_mismatch"), USAGE),
 }
-_SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection"})
+_SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection", "h11", "litestar", "uvicorn"})
+# Words of other job systems, below each command, and what to type here.
+_RETRY = {"retry": "redrive", "rerun": "redrive", "replay": "redrive", "delete": "discard", "purge": "discard"}
+_OTHER_WORDS = {
+    "": {
+        **dict.fromkeys(("enqueue", "push", "add"), "submit"),
+        **dict.fromkeys(("queue", "queues"), "topic"),
+        **dict.fromkeys(("op", "ops", "operation", "operations"), "bulk"),
+        **dict.fromkeys(("dlq", "failures", "failed"), "dead"),
+        **dict.fromkeys(("retry", "rerun", "replay"), "job redrive"),
+        **dict.fromkeys(("cron", "periodic"), "schedule"),
+        **dict.fromkeys(("tail", "logs", "log"), "events"),
+        "login": "profile login",
+        "context": "profile",
+        "cancel": "job cancel",
+        "export": "topic export",
+        "import": "topic apply",
+        "server": "serve",
+        "start": "serve",
+        "ui": "top",
+    },
+    "job": {**_RETRY, "edit-retry": "redrive --payload", "watch": "get --watch", "logs": "events", "show": "get"},
+    "dead": {**_RETRY, "get": "list"},
+    "topic": {**{word: f"headgate {word}" for word in ("pause", "resume")}, "limit": "set", "import": "apply"},
+    "workers": {"stop": "quiet", "pause": "quiet", "get": "list"},
+    "schedule": {"trigger": "run", "create": "put", "add": "put", "remove": "delete", "import": "sync"},
+    "webhook": {"put": "create", "add": "create", "rotate": "rotate-secret", "ping": "test"},
+    "bulk": {"stop": "cancel", "show": "get"},
+    "key": {"delete": "revoke", "add": "create"},
+    "profile": {"add": "login", "create": "login", "delete": "remove", "logout": "remove", "get": "show"},
+}
 _EXAMPLES = {"app": "app:hg", "topic": "mail", "shell": "bash"}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 _UNCONVERTED = re.compile(r'unable to convert (".*") into (int|float|bool)\b[^.]*')
@@ -118,6 +148,10 @@ def print_warning(text: str) -> None:
 
 def usage_text(error: CycloptsError) -> str:
     """Return one line for an error of the command-line parser."""
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        words = _OTHER_WORDS.get(" ".join(error.command_chain or ()), {})
+        if (known := words.get(error.unused_tokens[0])) is not None:
+            return f'unknown command "{error.unused_tokens[0]}"; did you mean "{known}"?'
     if isinstance(error, UnusedCliTokensError):
         given = " ".join(error.unused_tokens or [])
         return f'unexpected "{given}" after "{" ".join(error.command_chain or [])}"'
@@ -143,11 +177,14 @@ def _missing_text(error: MissingArgumentError) -> str:
     return f"give the {argument.name.lstrip('-').replace('-', ' ')}: {' '.join(words)}"
 
 
-def missing_server_text(error: BaseException | None) -> str:
-    """What to install, if a command needs a package that only the server's installation brings; else ""."""
+def missing_extra_text(error: BaseException | None) -> str:
+    """What to install, if a command needs a package that only an extra of the installation brings; else ""."""
     while error is not None:
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _SERVER_PACKAGES:
-            return f'this command needs the server, and {error.name} is not installed; pip install "headgate[server]"'
+        package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if package in _SERVER_PACKAGES:
+            return f'this command needs the server, and {package} is not installed; pip install "headgate[server]"'
+        if package == "textual":
+            return 'this command needs a terminal view, and textual is not installed; pip install "headgate[top]"'
         error = error.__cause__
     return ""
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import partial
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from headgate.cli import listing
-from headgate.cli.connection import with_id
+from headgate.cli.connection import redaction_of, with_id
 from headgate.cli.errors import print_warning
 from headgate.cli.job_report import JobReport
 from headgate.cli.job_verbs import add_verbs
 from headgate.cli.options import DEFAULT_SERVER, JobId, Output, Server
-from headgate.cli.output import print_one
+from headgate.cli.output import for_people, print_one
 from headgate.cli.unhandled import unhandled_line
 from headgate.domain.ids import JobId as KnownId
-from headgate.ops.settings import redaction_of
 from headgate.sdk import Headgate
 
 job = App(name="job", help="Show jobs and act on them.")
@@ -42,7 +40,7 @@ def get_command(
 
     HEADGATE_REDACT has the names of further secret keys, separated by commas; `none` masks nothing.
     """
-    redaction = redaction_of(os.environ)
+    redaction = redaction_of(server)
     format_ = "ndjson" if watch and output == "json" else output  # one document per change
 
     async def act(hg: Headgate, known: KnownId) -> None:
@@ -53,7 +51,7 @@ def get_command(
             if report != printed:
                 print_one(report.fields(), format_, partial(report.lines, full=full), name=known)
                 printed = report
-                if info.state == "pending" and output == "table" and (line := await unhandled_line(hg, info.topic)):
+                if info.state == "pending" and for_people(output) and (line := await unhandled_line(hg, info.topic)):
                     print_warning(line)
             if not watch or info.finished:
                 return

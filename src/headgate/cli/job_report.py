@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
@@ -18,7 +18,7 @@ BAR: Final = 20
 SHOWN_ATTEMPTS: Final = 10
 SHOWN_LINES: Final = 40
 """Lines of arguments and of a result on a terminal, without --full."""
-_ENDS: Final = ("failed", "nacked", "lapsed", "abandoned", "snoozed")
+_ENDS: Final = ("failed", "nacked", "lease_expired", "abandoned", "snoozed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ class JobReport:
                 ended_at=event.at,
                 worker=event.worker,
                 outcome=event.kind,
-                error=_error_of(event),
-                traceback=event.error_trace,
+                error=self.redaction.masked_text(_error_of(event)),
+                traceback=self.redaction.masked_text(event.error_trace),
             )
             for event in self.events
             if event.kind in _ENDS or (event.kind == "cancelled" and event.claimed_at is not None)
@@ -82,11 +82,14 @@ class JobReport:
 
     def fields(self) -> dict[str, object]:
         """The job for programs: payload and result as JSON values, masked, and the attempts."""
-        return asdict(self.info) | {
-            "payload": self._value(self.info.payload),
-            "result": self._value(self.info.result),
+        found = asdict(self.info) | {
+            "payload": self.redaction.shown(self.info.payload),
+            "result": self.redaction.shown(self.info.raw_result),
+            "last_error": self.redaction.masked_text(self.info.last_error),
             "attempts": [asdict(one) for one in self.attempts()],
         }
+        del found["raw_result"]
+        return found
 
     def lines(self, *, full: bool) -> Iterator[str]:
         """The job for people, most important first."""
@@ -101,11 +104,7 @@ class JobReport:
             if len(shown) < len(attempts):
                 yield f"{len(attempts) - len(shown)} earlier attempts; --full shows them"
         if full:
-            for one in attempts:
-                if one.traceback:
-                    yield ""
-                    yield f"attempt {one.number}, {iso(one.ended_at) if one.ended_at else 'running'}:"
-                    yield from printable(one.traceback).splitlines()
+            yield from _tracebacks(attempts)
 
     def _details(self, *, full: bool) -> Iterator[tuple[str, object]]:
         info = self.info
@@ -114,6 +113,7 @@ class JobReport:
         if info.state in ("scheduled", "retrying"):
             yield "due", when(info.run_at, milliseconds=True)
         yield "deadline", when(info.deadline, milliseconds=True)
+        yield "tags", ", ".join(info.tags)
         yield "unique", info.unique_key
         if info.parent_count:
             open_ = [str(one.id) for one in info.parents if one.met != "fulfilled"]
@@ -134,14 +134,14 @@ class JobReport:
         if info.last_error and info.state != "completed":
             trace = any(one.traceback for one in self.attempts())
             hint = "" if full or not trace else "\n(--full shows the traceback)"
-            yield "error", info.last_error + hint
+            yield "error", self.redaction.masked_text(info.last_error) + hint
         yield "arguments", self._text(info.payload, full=full)
         if info.state == "completed":
-            yield "result", self._text(info.result, full=full) or "none"
+            yield "result", self._text(info.raw_result, full=full) or "none"
 
     def _text(self, body: bytes, *, full: bool) -> str:
         """A payload or a result as indented JSON."""
-        value = self._value(body)
+        value = self.redaction.shown(body)
         if value is None and body != b"null":
             return ""
         lines = (value if isinstance(value, str) and not _is_json(body) else _pretty(value)).splitlines()
@@ -149,13 +149,20 @@ class JobReport:
             return "\n".join(lines)
         return "\n".join([*lines[:SHOWN_LINES], f"… {len(lines) - SHOWN_LINES} more lines (--full shows them)"])
 
-    def _value(self, body: bytes) -> object:
-        """A body as a JSON value with secrets masked; as text if it is not JSON; None if it is empty."""
-        if not body:
-            return None
-        if not _is_json(body):
-            return body.decode(errors="replace")
-        return self.redaction.masked(json.loads(body))
+
+def _tracebacks(attempts: Iterable[Attempt]) -> Iterator[str]:
+    """The traceback of each attempt; one that is the same as that of a newer attempt is named, not repeated."""
+    shown: dict[str, int] = {}
+    for one in attempts:
+        if one.traceback:
+            title = f"attempt {one.number}, {iso(one.ended_at) if one.ended_at else 'running'}:"
+            first = shown.setdefault(one.traceback, one.number)
+            yield ""
+            if first != one.number:
+                yield f"{title} the same traceback as attempt {first}"
+            else:
+                yield title
+                yield from printable(one.traceback).splitlines()
 
 
 def progress_text(progress: tuple[int, int, str]) -> str:

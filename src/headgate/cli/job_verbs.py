@@ -8,9 +8,11 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.cli.connection import with_client, with_id
+from headgate.cli.connection import with_client
+from headgate.cli.lists import show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
+    ONCE,
     Delay,
     JobId,
     JobIds,
@@ -20,9 +22,11 @@ from headgate.cli.options import (
     Priority,
     Raw,
     Server,
+    Watch,
 )
-from headgate.cli.output import Columns, print_lines, print_list, when
+from headgate.cli.output import Columns, for_people, print_lines, print_list, when
 from headgate.domain.ids import JobId as KnownId
+from headgate.domain.limits import JOB_EVENTS_MAX
 from headgate.sdk import Headgate
 from headgate.sdk.admin import JobChange, Jobs
 from headgate.sdk.admin.history import JobEvent
@@ -110,10 +114,24 @@ def move_command(
     _act(server, output, job_ids, lambda jobs, ids: jobs.move(ids, to, reason=reason))
 
 
-def events_command(job_id: JobId, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
-    """Show the history of a job, oldest event first: what changed, when, by whom and why."""
-    events = with_id(server, "job", job_id, lambda hg, known: hg.admin.jobs.events(known))
-    print_list(events, output, EVENTS, name=lambda event: event.kind, empty="no events")
+def events_command(
+    job_id: JobId,
+    *,
+    before: Annotated[int, Parameter(help="Only events before the one of this number.")] = 0,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Show the newest 1,000 events of a job, oldest of them first: what changed, when, by whom and why."""
+
+    async def read(hg: Headgate) -> list[JobEvent]:
+        return await hg.admin.jobs.events(await hg.admin.full_id("job", job_id), before=before)
+
+    def older(found: Sequence[JobEvent]) -> list[str]:
+        full = len(found) >= JOB_EVENTS_MAX
+        return [f"the newest {JOB_EVENTS_MAX:,} are shown; older ones: --before {found[0].no}"] if full else []
+
+    show_list(server, read, output, EVENTS, name=lambda event: event.kind, empty="no events", notes=older, watch=watch)
 
 
 def _act(
@@ -129,7 +147,7 @@ def _act(
 
     changes = with_client(server, act)
     done = [change for change in changes if not change.code]
-    if output == "table":
+    if for_people(output):
         print_lines(f"{one.id}  {one.state}" + ("" if one.changed else "  (unchanged)") for one in done)
     else:
         print_list(done if output == "name" else changes, output, {}, name=lambda one: one.id, empty="")

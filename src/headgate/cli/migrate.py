@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Final
 
 from cyclopts import Parameter
 
+from headgate.cli.configured import configured
 from headgate.cli.database import chosen_database, connected, require_choice
-from headgate.cli.options import DatabaseUrl, Embedded, Output
-from headgate.cli.output import Columns, iso, print_lines, print_list
-from headgate.ops.settings import Settings
+from headgate.cli.options import Output
+from headgate.cli.output import Columns, duration, for_people, iso, print_lines, print_list
+from headgate.ops.configuration import Configuration
 from headgate.store.migrate import Phase, Progress, migrate, plan
 from headgate.store.migration_state import Plan
 from headgate.store.roles import missing_roles
 
 
+@configured("migrate")
 def migrate_command(
     *,
     plan: Annotated[bool, Parameter(help="Show the steps to apply, and change nothing.")] = False,
     break_running: Annotated[
         bool, Parameter(help="Also apply steps that are incompatible with servers running now.")
     ] = False,
-    database_url: DatabaseUrl = None,
-    embedded: Embedded = False,
     output: Output = "table",
+    config: Configuration,
 ) -> None:
     """Create or upgrade the database schema. Safe to repeat, and to run on several hosts at once."""
-    settings = Settings.from_environ(os.environ).with_database(database_url)
-    require_choice(settings.url_for_migrations, settings, embedded=embedded)
-    asyncio.run(_run(settings, only_plan=plan, break_running=break_running, output=output))
+    require_choice(config, config.url_for_migrations)
+    asyncio.run(_run(config, only_plan=plan, break_running=break_running, output=output))
 
 
-async def _run(settings: Settings, *, only_plan: bool, break_running: bool, output: str) -> None:
+async def _run(config: Configuration, *, only_plan: bool, break_running: bool, output: str) -> None:
     async with (
-        chosen_database(settings.url_for_migrations, data=settings.data) as database,
+        chosen_database(config.url_for_migrations, data=config.data) as database,
         connected(database, command="migrate") as connection,
     ):
         if only_plan:
@@ -50,7 +50,7 @@ async def _run(settings: Settings, *, only_plan: bool, break_running: bool, outp
             found = await plan(connection)
         steps = steps_of(found, applied_now)
         print_list(steps, output, STEPS, name=lambda step: f"{step.number:04}", empty="no migrations")
-        if output == "table":
+        if for_people(output):
             print(f"{database.title}: {summary(found, len(applied_now))}")
             print_lines(advice(await missing_roles(connection)))
         found.raise_unless_sound()
@@ -81,7 +81,7 @@ def steps_of(found: Plan, applied_now: set[int]) -> list[Step]:
     for row in found.applied:
         if row.applied_at is not None:
             state = "new" if row.number in applied_now else "applied"
-            detail = f"{iso(row.applied_at)} by {row.applied_by} in {row.seconds or 0:.2f} s"
+            detail = f"{iso(row.applied_at)} by {row.applied_by} in {duration(timedelta(seconds=row.seconds or 0))}"
             steps.append(Step(number=row.number, name=row.name, state=state, detail=detail))
     for pending in found.pending:
         state = "unfinished" if pending.number in unfinished else "pending"

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
+
+from headgate.cli.configured import flag
+from headgate.domain.errors import InvalidInput
+from headgate.domain.units import duration, duration_text
+from headgate.domain.validation import shown
 
 
 @Parameter(name="*")  # its fields are options of the command itself
@@ -13,39 +19,57 @@ from cyclopts import Parameter
 class Server:
     """The server that a command calls."""
 
-    url: Annotated[str, Parameter(help="Server address. Default: HEADGATE_URL, else 127.0.0.1:7070.")] = ""
-    token: Annotated[
-        str,
-        Parameter(help="Token. Default: HEADGATE_TOKEN, which other users of the machine cannot see."),
-    ] = ""
+    url: Annotated[str, flag("url")] = ""
+    token: Annotated[str, flag("token")] = ""
+    profile: Annotated[str, flag("profile")] = ""
+    config: Annotated[str, flag("config")] = ""
 
 
 DEFAULT_SERVER: Final = Server()
+SHORTEST_INTERVAL: Final = timedelta(milliseconds=200)
+LONGEST_INTERVAL: Final = timedelta(hours=1)
 
-DatabaseUrl = Annotated[
-    str | None,
-    Parameter(
-        help="postgresql://user@host/database. Default: HEADGATE_DIRECT_DATABASE_URL, else HEADGATE_DATABASE_URL."
-    ),
-]
-ServedDatabaseUrl = Annotated[
-    str | None, Parameter(help="postgresql://user@host/database. Default: HEADGATE_DATABASE_URL.")
-]
-DevDatabaseUrl = Annotated[
-    str | None,
-    Parameter(help="postgresql://user@host/database. Default: HEADGATE_DATABASE_URL, else the embedded PostgreSQL."),
-]
-Embedded = Annotated[
-    bool,
-    Parameter(help="Use the embedded PostgreSQL, in the folder HEADGATE_DATA, else ./.headgate/postgres."),
-]
 Output = Annotated[
-    Literal["table", "json", "ndjson", "name"],
+    Literal["table", "wide", "json", "ndjson", "yaml", "name"],
     Parameter(
         name=("--output", "-o"),
-        help="Output format: table (for people), json (one document), ndjson (one object per line), name (only names "
-        "or ids).",
+        help="Output format: table (for people), wide (all columns, not cut), json (one document), ndjson (one object "
+        "per line), yaml, name (only names or ids).",
     ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Whether a command prints once, or again and again."""
+
+    watch: Annotated[
+        bool, Parameter(help="Print again and again, until Ctrl-C; in a pipe, what is new or has changed.")
+    ] = False
+    interval: Annotated[str, Parameter(help="With --watch, the time between two reads: 500ms, 2s.")] = "2s"
+
+    @property
+    def pause(self) -> timedelta:
+        """The time between two reads; raises InvalidInput."""
+        return interval_of(self.interval)
+
+
+def interval_of(text: str) -> timedelta:
+    """Parse --interval; raises InvalidInput."""
+    span = duration(text, field="--interval")
+    if not SHORTEST_INTERVAL <= span <= LONGEST_INTERVAL:
+        raise InvalidInput(
+            "--interval",
+            f"must be from {duration_text(SHORTEST_INTERVAL)} to {duration_text(LONGEST_INTERVAL)}, got {shown(text)}",
+        )
+    return span
+
+
+ONCE: Final = Watch()
+Since = Annotated[
+    str | None,
+    Parameter(help="End only the pause that began at this time, as `--output json` shows it; a later one stays."),
 ]
 Reason = Annotated[str, Parameter(help="Reason, recorded in the audit log.")]
 JobReason = Annotated[str, Parameter(help="Reason, recorded in the history of each job.")]
@@ -60,11 +84,6 @@ Priority = Annotated[str, Parameter(help="A number, or a tier: bulk, normal, hig
 MaxAttempts = Annotated[int | None, Parameter(help="Maximum number of attempts. Default: the default of the topic.")]
 Tags = Annotated[str, Parameter(help="Tags to search by, separated by commas.")]
 Limit = Annotated[int, Parameter(help="Maximum number of entries.")]
-LogLevel = Annotated[str, Parameter(help="DEBUG, INFO, WARNING or ERROR.", env_var="HEADGATE_LOG_LEVEL")]
-LogFormat = Annotated[
-    Literal["text", "json"],
-    Parameter(help="Format of log lines: text for people, json for machines.", env_var="HEADGATE_LOG_FORMAT"),
-]
 Topics = Annotated[str, Parameter(help="Topic, or a prefix such as `mail*`.")]
 Group = Annotated[str, Parameter(help="Error group, as shown by `headgate dead list`.")]
 Filter = Annotated[str, Parameter(help='Filter, for example `state:dead topic:mail* created:>2h error:"timed out"`.')]

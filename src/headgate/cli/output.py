@@ -15,16 +15,21 @@ from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, TypeVar
 
+from headgate.cli.yaml_text import yaml_lines
+from headgate.domain.units import exact as exact
+
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], object]]
 """Heading and value of each column."""
 NARROWEST: Final = 20
-"""On a terminal, the last column is cut to what fits, but not below this width."""
+"""On a terminal, the last column is cut to what fits, but not below this width if other columns can be left out."""
+KEPT: Final = 4
+"""Columns that stay on a narrow terminal: the first ones and the last."""
 
 _GREEN, _RED, _YELLOW, _BLUE, _MAGENTA, _CYAN, _GREY = 32, 31, 33, 34, 35, 36, 90
 _COLOURS: Final = {
     **dict.fromkeys(("completed", "done", "active", "sealed"), _GREEN),
-    **dict.fromkeys(("dead", "failed", "lapsed", "expired"), _RED),
+    **dict.fromkeys(("dead", "failed", "lease_expired", "expired"), _RED),
     **dict.fromkeys(("retrying", "paused", "quiet", "nacked"), _YELLOW),
     **dict.fromkeys(("running", "open"), _BLUE),
     **dict.fromkeys(("scheduled", "snoozed"), _CYAN),
@@ -46,51 +51,88 @@ def print_list(
     name: Callable[[T], object],
     empty: str,
     fields: Callable[[T], object] = lambda item: item,
+    more: Columns[T] | None = None,
 ) -> None:
-    """Print a list in one of the four formats; `empty` says what there is none of."""
+    """Print a list in one of the formats; `empty` says what there is none of, `more` are columns of `wide`."""
     match output:
         case "json":
             print(as_json([fields(item) for item in items], indent=2))
         case "ndjson":
             print_lines(as_json(fields(item)) for item in items)
+        case "yaml":
+            print_lines(as_yaml([fields(item) for item in items]))
         case "name":
             print_lines(str(name(item)) for item in items)
+        case _ if not items:
+            print_lines([empty])
+        case "wide":
+            print_lines(table(items, {**columns, **(more or {})}, wide=True))
         case _:
-            print_lines(table(items, columns) if items else [empty])
+            print_lines(table(items, columns))
 
 
 def print_one(item: object, output: str, text: Callable[[], Iterable[str]], *, name: object = None) -> None:
-    """Print one object in one of the four formats; `text` returns the lines for people.
+    """Print one object in one of the formats; `text` returns the lines for people.
 
     `name` may be several lines, or empty: then the format `name` prints nothing.
     """
     match output:
         case "json" | "ndjson":
             print(as_json(item, indent=2 if output == "json" else None), flush=True)
+        case "yaml":
+            print_lines(["---", *as_yaml(item)])
         case "name" if name is not None:
             print_lines(str(name).splitlines())
         case _:
             print_lines(text())
 
 
-def table(items: Iterable[T], columns: Columns[T]) -> list[str]:
+def for_people(output: str) -> bool:
+    """Whether a format is read by people: then there may be lines around the list."""
+    return output in ("table", "wide")
+
+
+def table(items: Iterable[T], columns: Columns[T], *, wide: bool = False) -> list[str]:
     """Return the lines of a table; numbers are aligned to the right.
 
-    On a terminal that is too narrow, times are shown by their distance only, and the last column is cut.
+    On a terminal that is too narrow, times are shown by their distance only, columns before the last one are left out,
+    and the last one is cut. A line below the table says how many columns are not shown. `wide` prevents all that.
     """
     head, values = list(columns), [[value(item) for value in columns.values()] for item in items]
     rows, widths = _cells(head, values)
-    if sys.stdout.isatty():
-        screen = shutil.get_terminal_size().columns - 2 * (len(head) - 1)
-        if sum(widths[:-1]) + min(widths[-1], NARROWEST) > screen:
+    hidden = 0
+    if sys.stdout.isatty() and not wide:
+        screen = shutil.get_terminal_size().columns
+        if _narrowest(widths) > screen:
             rows, widths = _cells(head, values, brief=True)
-        widths[-1] = min(widths[-1], max(screen - sum(widths[:-1]), NARROWEST))
+        while _narrowest(widths) > screen and len(head) > KEPT:
+            hidden += 1
+            for cells in (head, *rows):
+                del cells[-2]
+            del widths[-2]
+        _cut(widths, screen)
     right = {
         at
         for at in range(len(head))
         if all(_NUMBER.fullmatch(row[at]) for row in rows) and any(row[at] != "-" for row in rows)
     }
-    return [_row(head, widths, right), *(_row(row, widths, right, paint=painted) for row in rows)]
+    lines = [_row(head, widths, right), *(_row(row, widths, right, paint=painted) for row in rows)]
+    if hidden:
+        lines.append(f"({hidden} columns do not fit on this terminal; -o wide has all of them)")
+    return lines
+
+
+def _narrowest(widths: Sequence[int]) -> int:
+    """The width of a table whose last column is cut."""
+    return sum(widths[:-1]) + min(widths[-1], NARROWEST) + 2 * (len(widths) - 1)
+
+
+def _cut(widths: list[int], screen: int) -> None:
+    """Make a table fit: cut its last column, then those before it, but not the first, which names the row."""
+    for at in range(len(widths) - 1, 0, -1):
+        excess = sum(widths) + 2 * (len(widths) - 1) - screen
+        if excess > 0:
+            widths[at] = max(widths[at] - excess, min(widths[at], NARROWEST // 2))
 
 
 def _cells(
@@ -136,6 +178,11 @@ def print_lines(lines: Iterable[str]) -> None:
 def as_json(value: object, *, indent: int | None = None) -> str:
     """Return JSON for programs: times in ISO format, durations in seconds, bytes as text."""
     return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+
+
+def as_yaml(value: object) -> list[str]:
+    """Return the lines of the same as YAML."""
+    return [*yaml_lines(json.loads(as_json(value)))]
 
 
 # ---------------------------------------------------------------------- texts
@@ -221,17 +268,11 @@ def duration(span: timedelta) -> str:
     return f"{seconds}s"
 
 
-def days(span: timedelta) -> str:
-    """Return a duration in days: `1 day`, `1.5 days`."""
-    count = span / timedelta(days=1)
-    return f"{count:g} day{'' if count == 1 else 's'}"
-
-
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, datetime):
-        return iso(value, milliseconds=True) if value.microsecond else iso(value)
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")  # exact: `resume --since` takes it
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, timedelta):

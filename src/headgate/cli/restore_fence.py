@@ -6,35 +6,36 @@ import asyncio
 import getpass
 import os
 
+from headgate.cli.configured import configured
 from headgate.cli.database import chosen_database, connected, require_choice
-from headgate.cli.options import DatabaseUrl, Embedded
-from headgate.ops.settings import Settings
+from headgate.ops.configuration import Configuration
 from headgate.store.restore_fence import fence_restore
 
 
-def restore_fence_command(*, database_url: DatabaseUrl = None, embedded: Embedded = False) -> None:
+@configured("restore-fence")
+def restore_fence_command(*, config: Configuration) -> None:
     """Run once after restoring a backup, or after a failover that lost commits, before starting servers.
 
     From then on, outcomes of runs from before the restore are refused, and servers that still run end.
     """
-    settings = Settings.from_environ(os.environ).with_database(database_url)
-    require_choice(settings.url_for_migrations, settings, embedded=embedded)
-    asyncio.run(_run(settings))
+    require_choice(config, config.url_for_migrations)
+    asyncio.run(_run(config))
 
 
-async def _run(settings: Settings) -> None:
+async def _run(config: Configuration) -> None:
     async with (
-        chosen_database(settings.url_for_migrations, data=settings.data) as database,
+        chosen_database(config.url_for_migrations, data=config.data) as database,
         connected(database, command="restore-fence") as connection,
     ):
-        done = await fence_restore(connection, actor=_who())
+        done = await fence_restore(connection, actor=operating_user())
         print(
             f"{database.title}: raised the epochs of {done.jobs} live jobs, removed {done.instances} instances; "
             "start the servers now"
         )
 
 
-def _who() -> str:
+def operating_user() -> str:
+    """The name of the account that runs the command, for the audit log."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # no account for this uid, as in many containers

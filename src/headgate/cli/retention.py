@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
-from headgate.cli.output import days, print_one
+from headgate.cli.output import exact, print_one
 from headgate.domain.retention import Removed, RetentionRules, RetentionStatus, check_keep
 from headgate.sdk import Headgate
 
@@ -73,8 +73,8 @@ def run_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) ->
 def rules_line(rules: RetentionRules) -> str:
     """Return the rules as one line."""
     return (
-        f"kept: completed {days(rules.completed)}, dead {days(rules.dead)}, cancelled {days(rules.cancelled)}, "
-        f"audit {days(rules.audit)}"
+        f"kept: completed {exact(rules.completed)}, dead {exact(rules.dead)}, cancelled {exact(rules.cancelled)}, "
+        f"audit {exact(rules.audit)}"
     )
 
 

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Final, cast
 
 from cyclopts import App, Parameter
 
 from headgate.cli import options as shared
 from headgate.cli import values
-from headgate.cli.connection import with_client
+from headgate.cli.connection import redaction_of, with_client
+from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
+    ONCE,
     MaxAttempts,
     Output,
     Payload,
@@ -22,10 +25,25 @@ from headgate.cli.options import (
     Raw,
     Reason,
     Server,
+    Since,
     Tags,
+    Watch,
 )
-from headgate.cli.output import Columns, details, iso, painted, print_lines, print_list, print_one, table, when
+from headgate.cli.output import (
+    Columns,
+    details,
+    for_people,
+    iso,
+    painted,
+    print_lines,
+    print_list,
+    print_one,
+    table,
+    when,
+)
 from headgate.domain.errors import InvalidInput
+from headgate.domain.filters import Field
+from headgate.domain.redaction import Redaction
 from headgate.sdk import Headgate
 from headgate.sdk.admin import ScheduledRun, ScheduleInfo
 from headgate.sdk.schedule_specs import ScheduleOptions
@@ -51,6 +69,14 @@ COLUMNS: Final[Columns[ScheduleInfo]] = {
     "NEXT": lambda one: one.next_at if one.state == "active" else None,
     "LAST": lambda one: one.last_at,
 }
+# With -o wide.
+MORE: Final[Columns[ScheduleInfo]] = {
+    "OVERLAP": lambda one: one.overlap,
+    "CATCH-UP": lambda one: one.catch_up,
+    "MADE": lambda one: one.fired,
+    "SKIPPED": lambda one: one.skipped,
+    "SOURCE": lambda one: one.source,
+}
 RUNS: Final[Columns[ScheduledRun]] = {
     "JOB": lambda run: run.job_id,
     "ORIGIN": lambda run: "triggered" if run.triggered else "scheduled",
@@ -63,12 +89,34 @@ RUNS: Final[Columns[ScheduledRun]] = {
 def list_command(
     *,
     source: Annotated[str, Parameter(help="Only schedules declared by this application.")] = "",
+    filter: Annotated[  # noqa: A002 - the option's name
+        str, Parameter(help="Only these schedules: `schedule:nightly`, or those of a topic: `topic:mail*`.")
+    ] = "",
+    limit: shared.Limit = 1_000,
+    watch: Watch = ONCE,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """List all schedules."""
-    found = with_client(server, lambda hg: hg.admin.schedules.list(source=source or None))
-    print_list(found, output, COLUMNS, name=lambda one: one.name, empty="no schedules", fields=_fields)
+    chosen = NameFilter(filter, Field.SCHEDULE, Field.TOPIC)
+
+    async def read(hg: Headgate) -> list[ScheduleInfo]:
+        found = await hg.admin.schedules.list(source=source or None)
+        return [one for one in found if chosen.matches({Field.SCHEDULE: (one.name,), Field.TOPIC: (one.topic,)})][
+            :limit
+        ]
+
+    show_list(
+        server,
+        read,
+        output,
+        COLUMNS,
+        name=lambda one: one.name,
+        empty="no schedules",
+        fields=partial(_fields, redaction_of(server)),
+        more=MORE,
+        watch=watch,
+    )
 
 
 @schedule.command(name="get")
@@ -76,8 +124,8 @@ def get_command(name: Name, *, output: Output = "table", server: Server = DEFAUL
     """Show one schedule and its last jobs."""
 
     async def act(hg: Headgate) -> None:
-        _report(await hg.admin.schedules.get(name), output)
-        if output == "table" and (runs := await hg.admin.schedules.jobs(name, limit=5)):
+        _report(await hg.admin.schedules.get(name), output, server)
+        if for_people(output) and (runs := await hg.admin.schedules.jobs(name, limit=5)):
             print_lines(["", *table(runs, RUNS)])
 
     with_client(server, act)
@@ -147,7 +195,7 @@ def put_command(
             **options,
         )
 
-    _report(with_client(server, act), output)
+    _report(with_client(server, act), output, server)
 
 
 @schedule.command(name="pause")
@@ -155,15 +203,21 @@ def pause_command(
     name: Name, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
 ) -> None:
     """Make no more jobs until the schedule is resumed. Existing jobs stay."""
-    _report(with_client(server, lambda hg: hg.admin.schedules.pause(name, reason=reason)), output)
+    _report(with_client(server, lambda hg: hg.admin.schedules.pause(name, reason=reason)), output, server)
 
 
 @schedule.command(name="resume")
 def resume_command(
-    name: Name, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+    name: Name,
+    *,
+    reason: Reason = "",
+    since: Since = None,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Resume a paused schedule with its next occurrence."""
-    _report(with_client(server, lambda hg: hg.admin.schedules.resume(name, reason=reason)), output)
+    began = None if since is None else values.timestamp(since, field="--since")
+    _report(with_client(server, lambda hg: hg.admin.schedules.resume(name, reason=reason, since=began)), output, server)
 
 
 @schedule.command(name="run")
@@ -253,9 +307,13 @@ def sync_command(
     asyncio.run(act())
 
 
-def _report(info: ScheduleInfo, output: str) -> None:
-    title = f"{info.name}  {painted(info.state)}   version {info.version}"
-    print_one(_fields(info), output, lambda: details(title, _details(info)), name=info.name)
+def schedule_lines(info: ScheduleInfo) -> list[str]:
+    """Return a schedule as text, most important first."""
+    return details(f"{info.name}  {painted(info.state)}   version {info.version}", _details(info))
+
+
+def _report(info: ScheduleInfo, output: str, server: Server) -> None:
+    print_one(_fields(redaction_of(server), info), output, lambda: schedule_lines(info), name=info.name)
 
 
 def _details(info: ScheduleInfo) -> Iterator[tuple[str, object]]:
@@ -275,5 +333,5 @@ def _details(info: ScheduleInfo) -> Iterator[tuple[str, object]]:
     yield "error", info.last_error
 
 
-def _fields(info: ScheduleInfo) -> dict[str, object]:
-    return {"state": info.state} | asdict(info)
+def _fields(redaction: Redaction, info: ScheduleInfo) -> dict[str, object]:
+    return {"state": info.state} | asdict(info) | {"payload": redaction.shown(info.payload)}

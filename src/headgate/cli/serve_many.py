@@ -8,14 +8,17 @@ import signal
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from headgate.cli.database import chosen_database
 from headgate.cli.errors import print_error
+from headgate.cli.http_port import http_lines
 from headgate.cli.supervisor_commands import start_message
 from headgate.domain.release import version
+from headgate.ops.configuration import Configuration
 from headgate.ops.drain_log import log_second_signal
 from headgate.ops.port import ReservedPort
-from headgate.ops.settings import Settings
 from headgate.ops.supervisor import ProcessSupervisor, StartFailed
 
 # -P: do not import modules from the current folder.
@@ -23,9 +26,18 @@ COMMAND = (sys.executable, "-P", "-m", "headgate.cli.serve_process")
 
 
 async def serve_many(
-    settings: Settings, options: dict[str, object], *, processes: int, log_options: Mapping[str, str]
+    config: Configuration, options: dict[str, object], *, processes: int, log_options: Mapping[str, str]
 ) -> int:
     """Serve until SIGTERM; return the exit code."""
+    # For sockets between the processes; only this user can enter it.
+    with TemporaryDirectory(prefix="headgate-") as folder:
+        shared: dict[str, object] = {"processes": processes, "processes_folder": Path(folder)}
+        return await _supervise(config, options | shared, processes=processes, log_options=log_options)
+
+
+async def _supervise(
+    config: Configuration, options: dict[str, object], *, processes: int, log_options: Mapping[str, str]
+) -> int:
     stop = asyncio.Event()
     supervisor: ProcessSupervisor | None = None
 
@@ -41,12 +53,16 @@ async def serve_many(
         asyncio.get_running_loop().add_signal_handler(signal_number, signalled)
     host, port, grace = options["host"], options["port"], options["grace"]
     assert isinstance(host, str) and isinstance(port, int) and isinstance(grace, timedelta)  # noqa: S101, PT018
+    http_port = options["http_port"]
+    assert http_port is None or isinstance(http_port, int)  # noqa: S101
     reserved = ReservedPort(host, port)
-    async with chosen_database(settings.database_url, data=settings.data) as database:
+    reserved_http = None if http_port is None else ReservedPort(host, http_port, setting="--http-port")
+    async with chosen_database(config.database_url, data=config.data) as database:
         server_options = options | {
             "database_url": database.url,
-            "direct_database_url": settings.direct_database_url,
+            "direct_database_url": config.direct_database_url,
             "port": reserved.number,
+            "http_port": None if reserved_http is None else reserved_http.number,
         }
         supervisor = ProcessSupervisor(
             COMMAND,
@@ -56,6 +72,14 @@ async def serve_many(
         )
         try:
             await supervisor.start(stop)
+            if not stop.is_set() and reserved_http is not None:
+                found = http_lines(
+                    host=host,
+                    port=reserved_http.number,
+                    tls=options["tls_cert"] is not None,
+                    dashboard=not options["no_dashboard"],
+                )
+                print(*found, sep="\n")
             if not stop.is_set():
                 print(f"headgate {version()} ready on {host}:{reserved.number}", flush=True)
             await supervisor.run(stop)

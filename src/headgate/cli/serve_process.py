@@ -12,6 +12,7 @@ import msgspec
 
 from headgate.cli.errors import BUG, bug_text, exit_code
 from headgate.domain.errors import HeadgateError
+from headgate.domain.redaction import Redaction
 from headgate.ops import logs
 from headgate.ops.child import Parent
 from headgate.server import Server, ServerOptions
@@ -37,9 +38,12 @@ def main() -> int:
     parent = Parent()
     message = parent.start_message
     style = cast("logs.LogFormat", message["log_format"])
-    logs.configure(str(message["log_level"]), format=style, process=message["number"])
+    options = options_of(message)
+    logs.configure(
+        str(message["log_level"]), format=style, process=message["number"], redaction=Redaction.of(options.redact)
+    )
     try:
-        uvloop.run(_serve(parent, options_of(parent.start_message)))
+        uvloop.run(_serve(parent, options))
     except HeadgateError as error:
         parent.failed(str(error), exit_code(error))
         return exit_code(error)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.options import DEFAULT_SERVER, MaxAttempts, Output, Payload, Priority, Raw, Server, Tags
-from headgate.cli.output import as_json, print_one
+from headgate.cli.output import Columns, as_json, for_people, print_list, print_one
 from headgate.cli.unhandled import unhandled_line
 from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.ids import JobId
 from headgate.sdk import Forbidden, Headgate, JobHandle, JobOptions, ResultTimeout, Unique
+
+IDS: Final[Columns[JobId]] = {"ID": str}
 
 
 def submit_command(
@@ -56,14 +59,20 @@ def submit_command(
     ] = "cancel",
     batch: Annotated[str | None, Parameter(help="Id of an open batch to add the job to, or its first digits.")] = None,
     tags: Tags | None = None,
+    header: Annotated[
+        list[str] | None, Parameter(help="Header of the job, NAME=VALUE. Can be given several times.", negative=())
+    ] = None,
     limit_key: Annotated[
         str | None, Parameter(help="Key for the limits, order and fairness of the topic: a customer, an account.")
     ] = None,
-    wait: Annotated[str | None, Parameter(help="Wait this long for the result, and print it.")] = None,
+    file: Annotated[
+        str, Parameter(name=("--file", "-f"), help="Submit a job for each line of a file, its payload; `-`: of stdin.")
+    ] = "",
+    wait: Annotated[str | None, Parameter(help="Wait this long for the result, and print it as it is.")] = None,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Submit one job and print its id."""
+    """Submit one job, or those of a file, and print the ids."""
     options: JobOptions = {}
     if priority is not None:
         options["priority"] = values.priority(priority)
@@ -88,18 +97,27 @@ def submit_command(
         options["needs"], options["on_parent_failure"] = needs, on_parent_failure
     if tags is not None:
         options["tags"] = [tag.strip() for tag in tags.split(",")]
+    if header:
+        options["headers"] = values.headers(header, field="--header")
     if limit_key is not None:
         options["limit_key"] = limit_key
     wait_seconds = 0.0 if wait is None else values.duration(wait, field="--wait").total_seconds()
-    body = values.payload(payload, raw=raw)
+    if file:
+        _check_many(payload, key=key, unique=unique, wait=wait)
+    body = b"" if file else values.payload(payload, raw=raw)
+    bodies = values.payload_lines(file, raw=raw) if file else []
 
     async def act(hg: Headgate) -> None:
         if depends_on is not None:
             options["depends_on"] = [await hg.admin.full_id("job", one.strip()) for one in depends_on.split(",")]
         if batch is not None:
             options["batch"] = await hg.admin.full_id("batch", batch)
+        if file:
+            handles = await hg.submit_many(topic, bodies, **options)
+            print_list([one.id for one in handles], output, IDS, name=str, empty="no lines", fields=_id_fields)
+            return
         handle = await hg.submit(topic, body, **options)
-        for_programs = output in ("json", "ndjson")
+        for_programs = output in ("json", "ndjson", "yaml")
         if not for_programs:
             print(handle.id, flush=True)
         fields: dict[str, object] = {"id": handle.id, "created": handle.created}
@@ -111,7 +129,7 @@ def submit_command(
                 failed = error
         if for_programs:
             print_one(fields | {"state": await _state(handle)}, output, lambda: ())
-        elif "result" in fields and output == "table":
+        elif "result" in fields and for_people(output):
             print(as_json(fields["result"]))
         if isinstance(failed, ResultTimeout) and (line := await unhandled_line(hg, topic)):
             failed.add_note(line)
@@ -119,6 +137,18 @@ def submit_command(
             raise failed
 
     with_client(server, act)
+
+
+def _check_many(payload: str, **single: object) -> None:
+    """Raise InvalidInput for what belongs to one job."""
+    if payload:
+        raise InvalidInput("--file", "cannot be given together with a payload", hint="give one of the two")
+    if given := [f"--{name}" for name, value in single.items() if value is not None]:
+        raise InvalidInput(given[0], "is for one job, and cannot be given together with --file")
+
+
+def _id_fields(job_id: JobId) -> dict[str, object]:
+    return {"id": job_id}
 
 
 async def _state(handle: JobHandle[Any]) -> str | None:

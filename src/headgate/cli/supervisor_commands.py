@@ -11,7 +11,11 @@ def start_message(options: dict[str, object], *, number: int, log_options: Mappi
     """Return the message for the process with this number (from 1); the number is appended to a given name."""
     name = f"{options['name']}-{number}" if options["name"] else ""
     plain = {key: _plain(value) for key, value in options.items()}
-    return {"number": number, **log_options, "options": plain | {"name": name, "shared_port": True}}
+    return {
+        "number": number,
+        **log_options,
+        "options": plain | {"name": name, "shared_port": True, "process": number},
+    }
 
 
 def _plain(value: object) -> object:

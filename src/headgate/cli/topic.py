@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
@@ -13,21 +12,21 @@ from cyclopts import App, Parameter
 from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.errors import print_warning
-from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
-from headgate.cli.output import Columns, days, details, print_list, print_one, table
+from headgate.cli.lists import NameFilter, show_list
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.output import Columns, details, exact, for_people, print_one, table
+from headgate.cli.topic_policies import add_policies
 from headgate.cli.unhandled import unhandled_lines
-from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.errors import InvalidInput
-from headgate.domain.retention import KEEP_RULES, check_keep
+from headgate.domain.filters import Field
 from headgate.domain.topic_limits import Rate
-from headgate.domain.validation import shown
+from headgate.domain.topic_values import setting_of, value_text
 from headgate.sdk import Headgate
-from headgate.sdk.admin import Status
 from headgate.sdk.admin.topics import Declaration, TopicInfo, TopicSettings
-from headgate.sdk.options import priority_of
 
 STATES: Final = ("pending", "running", "scheduled", "retrying", "blocked", "completed", "dead", "cancelled")
 topic = App(name="topic", help="Show and change settings and limits of topics.")
+add_policies(topic)
 Keep = Annotated[
     str,
     Parameter(
@@ -41,18 +40,45 @@ COLUMNS: Final[Columns[TopicInfo]] = {
     **{state.upper(): lambda one, state=state: one.counts.get(state, 0) for state in STATES},  # type: ignore[misc]
     "LIMITS": lambda one: limits_of(one),
 }
+# With -o wide.
+MORE: Final[Columns[TopicInfo]] = {
+    "PRIORITY": lambda one: one.priority,
+    "ATTEMPTS": lambda one: one.max_attempts,
+    "VERSION": lambda one: one.version,
+}
 
 
 @topic.command(name="list")
-def list_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
+def list_command(
+    *,
+    filter: Annotated[str, Parameter(help="Only these topics: `topic:mail*`.")] = "",  # noqa: A002 - the option's name
+    limit: Limit = 1_000,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
     """List topics with their limits and the number of jobs by state."""
+    chosen = NameFilter(filter, Field.TOPIC)
+    unhandled: list[str] = []
 
-    async def act(hg: Headgate) -> tuple[list[TopicInfo], Status]:
-        return await hg.admin.topics.list(), await hg.admin.status()
+    async def read(hg: Headgate) -> list[TopicInfo]:
+        found = [one for one in await hg.admin.topics.list() if chosen.matches({Field.TOPIC: (one.name,)})]
+        if for_people(output):
+            unhandled[:] = unhandled_lines(await hg.admin.status())
+        return found[:limit]
 
-    found, status = with_client(server, act)
-    print_list(found, output, COLUMNS, name=lambda one: one.name, empty="no topics", fields=_fields)
-    for line in unhandled_lines(status) if output == "table" else ():
+    show_list(
+        server,
+        read,
+        output,
+        COLUMNS,
+        name=lambda one: one.name,
+        empty="no topics",
+        fields=_fields,
+        more=MORE,
+        watch=watch,
+    )
+    for line in unhandled:
         print_warning(line)
 
 
@@ -95,6 +121,15 @@ def set_command(
     keep_completed: Keep = "",
     keep_dead: Keep = "",
     keep_cancelled: Keep = "",
+    lease: Annotated[str, Parameter(help="Lease of claims that ask for none: 30s. none: the server's.")] = "",
+    payload_schema: Annotated[
+        str, Parameter(help="JSON Schema that payloads must match: JSON, or `@file`. none: no check.")
+    ] = "",
+    dead_letter_topic: Annotated[str, Parameter(help="Topic to which jobs that die are also submitted.")] = "",
+    max_consumers: Annotated[
+        str, Parameter(help="Maximum worker sessions that receive jobs at once; others wait as stand-by.")
+    ] = "",
+    max_payload_bytes: Annotated[str, Parameter(help="Largest payload of a job: 64KiB.")] = "",
     reason: Reason = "",
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
@@ -103,41 +138,31 @@ def set_command(
 
     What is set here counts until it is released (`headgate topic release`), whatever the handler of the topic declares.
     """
-    given: dict[str, Any] = {}
-    for field, text in (
-        ("max_running", max_running),
-        ("max_running_per_key", max_running_per_key),
-        ("max_backlog", max_backlog),
-        ("max_attempts", max_attempts),
-    ):
-        if text:
-            given[field] = None if text == "none" else _number(text, field)
-    for field, text in (("rate", rate), ("key_rate", key_rate)):
-        if text:
-            given[field] = None if text == "none" else rate_of(text, field=_option(field))
-    for field, text in (("ordered_by_key", ordered_by_key), ("fair_by_key", fair_by_key)):
-        if text:
-            given[field] = _yes(text, field)
-    for field, text in (
-        ("keep_completed", keep_completed),
-        ("keep_dead", keep_dead),
-        ("keep_cancelled", keep_cancelled),
-    ):
-        if text:
-            given[field] = (
-                None
-                if text == "none"
-                else check_keep(values.duration(text, field=_option(field)), field=_option(field))
-            )
-    if priority:
-        given["priority"] = 0 if priority == "none" else priority_of(values.priority(priority))
-    if time_limit:
-        none = timedelta(0)  # and not "no rule", which would be what the handler declares
-        given["time_limit"] = none if time_limit == "none" else values.duration(time_limit, field="--time-limit")
-    if ageing_step:
-        given["ageing_step"] = None if ageing_step == "none" else values.duration(ageing_step, field="--ageing-step")
-    if retry:
-        given["retry"] = None if retry == "none" else policy_of(retry)
+    texts = {
+        "max_running": max_running,
+        "max_running_per_key": max_running_per_key,
+        "max_backlog": max_backlog,
+        "max_attempts": max_attempts,
+        "rate": rate,
+        "key_rate": key_rate,
+        "ordered_by_key": ordered_by_key,
+        "fair_by_key": fair_by_key,
+        "keep_completed": keep_completed,
+        "keep_dead": keep_dead,
+        "keep_cancelled": keep_cancelled,
+        "priority": priority,
+        "time_limit": time_limit,
+        "ageing_step": ageing_step,
+        "retry": retry,
+        "lease": lease,
+        "payload_schema": _schema_text(payload_schema),
+        "dead_letter_topic": dead_letter_topic,
+        "max_consumers": max_consumers,
+        "max_payload_bytes": max_payload_bytes,
+    }
+    given: dict[str, Any] = {
+        field: setting_of(field, text, field=_option(field)) for field, text in texts.items() if text
+    }
     if not given:
         raise InvalidInput(
             "topic set", "has nothing to change", hint="pass at least one setting, such as --max-running 10"
@@ -157,33 +182,6 @@ def release_command(
     """Release settings that were changed with `topic set`: what the handler declares counts again, or the default."""
     names = [one.removeprefix("--").replace("-", "_") for one in settings]
     _report(with_client(server, lambda hg: hg.admin.topics.release(name, *names, reason=reason)), output)
-
-
-def rate_of(text: str, *, field: str) -> Rate:
-    """Parse `100/1s`, or `100/1s:20` with a burst of 20."""
-    found = re.fullmatch(r"([0-9]{1,18})/([^:]+)(?::([0-9]{1,18}))?", text)
-    if found is None:
-        raise InvalidInput(
-            field, f"is not a rate, got {shown(text)}", hint="use 100/1s, or 100/1s:20 with a burst of 20"
-        )
-    return Rate(
-        count=int(found[1]), period=values.duration(found[2], field=field), burst=int(found[3]) if found[3] else None
-    )
-
-
-def policy_of(text: str) -> RetryPolicy:
-    """Parse `kind:base`, or `kind:base:cap`."""
-    kind, *spans = text.split(":")
-    kinds = {one.name.lower(): one for one in BackoffKind if one is not BackoffKind.EXPLICIT}
-    if kind not in kinds or not 1 <= len(spans) <= 2:
-        raise InvalidInput(
-            "--retry",
-            f"is not a retry policy, got {shown(text)}",
-            hint=f"use KIND:BASE[:CAP] with KIND one of {', '.join(kinds)}",
-        )
-    base, *cap = (values.duration(one, field="--retry") // timedelta(milliseconds=1) for one in spans)
-    default = RetryPolicy()
-    return RetryPolicy(kind=kinds[kind], base_ms=base, cap_ms=cap[0] if cap else max(base, default.cap_ms))
 
 
 def limits_of(info: TopicInfo) -> str:
@@ -221,33 +219,14 @@ def _details(info: TopicInfo) -> Iterator[tuple[str, object]]:
     if info.conflict is not None:
         other = f"{info.conflict.source} (worker {info.conflict.worker})"
         yield "conflict", f"{other} declares {_declared_text(info.conflict)}; the newest declaration counts"
+    yield "version", info.version
+    if info.consumers is not None:
+        yield "consumers", f"{info.consumers} of {info.max_consumers}, {info.standby} as stand-by"
     if info.running is not None:
         tokens = "" if info.tokens is None else f", {info.tokens:.1f} can start now"
         yield "in use", f"{info.running} running{tokens}"
     for state, count in sorted(info.counts.items()):
         yield state, f"{count:,}"
-
-
-def value_text(name: str, value: object) -> str:
-    """Return the value of a setting as text, as `topic set` accepts it."""
-    match value:
-        case RetryPolicy():
-            spans = value.delays_ms or (value.base_ms, value.cap_ms)
-            spans = spans[:1] if value.kind is BackoffKind.FIXED else spans
-            return f"{value.kind.name.lower()}:{':'.join(f'{ms / 1000:g}s' for ms in spans)}"
-        case Rate():
-            burst = "" if value.burst is None else f":{value.burst}"
-            return f"{value.count}/{value.period.total_seconds():g}s{burst}"
-        case timedelta():
-            if name in KEEP_RULES:
-                return days(value)
-            return f"{value.total_seconds():g}s" if value else "none"
-        case bool():
-            return "yes" if value else "no"
-        case None:
-            return "none"
-        case _:
-            return str(value)
 
 
 def _origin_text(info: TopicInfo, name: str) -> str:
@@ -264,25 +243,19 @@ def _declared_text(one: Declaration) -> str:
 
 
 def _fields(info: TopicInfo) -> dict[str, object]:
-    return asdict(info) | {"retry": asdict(info.retry) | {"kind": info.retry.kind.name.lower()}}
+    return asdict(info) | {
+        "retry": asdict(info.retry) | {"kind": info.retry.kind.name.lower()},
+        "payload_schema": None if info.payload_schema is None else json.loads(info.payload_schema),
+    }
 
 
 def _rate(rate: Rate) -> str:
     burst = "" if rate.burst is None else f", burst {rate.burst}"
-    return f"{rate.count} in {rate.period.total_seconds():g}s{burst}"
+    return f"{rate.count} in {exact(rate.period)}{burst}"
 
 
-def _number(text: str, field: str) -> int:
-    found = values.number(text)
-    if found is None:
-        raise InvalidInput(_option(field), f"is not a whole number, got {shown(text)}", hint="none removes the limit")
-    return found
-
-
-def _yes(text: str, field: str) -> bool:
-    if text not in ("yes", "no"):
-        raise InvalidInput(_option(field), f"must be yes or no, got {shown(text)}")
-    return text == "yes"
+def _schema_text(text: str) -> str:
+    return values.payload(text, field="--payload-schema").decode() if text.startswith("@") else text
 
 
 def _option(field: str) -> str:

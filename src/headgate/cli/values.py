@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from headgate.domain.errors import InvalidInput
+from headgate.domain.units import duration as duration
 from headgate.domain.validation import priority_of_tier, shown
 
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_FORMS = "use 250ms, 30s, 5m, 2h or 1d"
 _DIGITS_MAX = 18
-
-
-def duration(text: str, *, field: str) -> timedelta:
-    """Parse `30s`, `5m`, `2h`, `1d`, `250ms`, or plain seconds."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", text.strip())
-    if found is None:
-        raise InvalidInput(field, f"is not a duration, got {shown(text)}", hint=_FORMS)
-    try:
-        return timedelta(seconds=float(found[1]) * _UNITS[found[2] or "s"])
-    except OverflowError:
-        raise InvalidInput(field, f"is out of range, got {shown(text)}", hint=_FORMS) from None
 
 
 def timestamp(text: str, *, field: str) -> datetime:
@@ -55,25 +43,6 @@ def number(text: str) -> int | None:
     return int(text) if re.fullmatch(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}", text) else None
 
 
-def seconds(value: float, *, field: str) -> timedelta:
-    """Convert a number of seconds; NaN, infinity and values out of range raise InvalidInput."""
-    try:
-        return timedelta(seconds=value)
-    except (ValueError, OverflowError):
-        raise InvalidInput(field, f"must be a number of seconds, got {shown(value)}") from None
-
-
-def level_of(text: str) -> int:
-    """Parse the name of a log level."""
-    levels = logging.getLevelNamesMapping()
-    found = levels.get(text.upper())
-    if found is None:
-        raise InvalidInput(
-            "--log-level", f"is not a log level, got {shown(text)}", hint="use DEBUG, INFO, WARNING or ERROR"
-        )
-    return found
-
-
 def priority(text: str) -> int:
     """Parse a number, whose range the SDK checks, or the name of a tier."""
     found = number(text)
@@ -86,20 +55,50 @@ def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:
     An empty text is an empty object.
     """
     source, body = "", (text or "{}").encode("utf-8", "surrogateescape")
-    if text in ("-", "@-"):
-        source, body = "standard input ", sys.stdin.buffer.read()
-    elif text.startswith("@"):
-        path = Path(text[1:])
-        try:
-            source, body = f"{path} ", path.read_bytes()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a file name"
-            raise InvalidInput(field, f"{shown(str(path))} cannot be read: {reason}") from None
+    if text == "-" or text.startswith("@"):
+        source, body = _read(text.removeprefix("@"), field=field)
     if not raw and (problem := _not_json(body)):
         raise InvalidInput(
             field, f"{source}is not JSON ({problem})", hint="quote it, or pass --raw to send it unchanged"
         )
     return body
+
+
+def headers(given: Sequence[str], *, field: str) -> dict[str, str]:
+    """Read `NAME=VALUE`, once for each name."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, separator, value = one.partition("=")
+        if not separator or not name:
+            raise InvalidInput(field, f"must be NAME=VALUE, got {shown(one)}")
+        if name in found:
+            raise InvalidInput(field, f"has the name {shown(name)} twice")
+        found[name] = value
+    return found
+
+
+def payload_lines(name: str, *, raw: bool = False) -> list[bytes]:
+    """Return the payloads of a file, or of standard input (`-`): one per line. Empty lines are left out."""
+    source, body = _read(name.removeprefix("@"), field="--file")
+    lines = [(number, line) for number, line in enumerate(body.split(b"\n"), 1) if line.strip()]
+    for number, line in lines if not raw else ():
+        if problem := _not_json(line):
+            raise InvalidInput(
+                "--file", f"{source}line {number} is not JSON ({problem})", hint="pass --raw to send lines unchanged"
+            )
+    return [line for _, line in lines]
+
+
+def _read(name: str, *, field: str) -> tuple[str, bytes]:
+    """Return how a source is named in an error, and its bytes."""
+    if name == "-":
+        return "standard input ", sys.stdin.buffer.read()
+    path = Path(name)
+    try:
+        return f"{path} ", path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a file name"
+        raise InvalidInput(field, f"{shown(str(path))} cannot be read: {reason}") from None
 
 
 def _not_json(body: bytes) -> str:

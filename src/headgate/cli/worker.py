@@ -8,42 +8,45 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from headgate.cli.configured import client_configuration, configured, log_format
 from headgate.cli.errors import UserCodeFailed, refusal_text, traceback_text
-from headgate.cli.options import DEFAULT_SERVER, App, LogFormat, LogLevel, Server
-from headgate.cli.values import level_of
+from headgate.cli.options import DEFAULT_SERVER, App, Server
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.ops import logs
+from headgate.ops.configuration import Configuration
+from headgate.ops.profiles import FIELDS as PROFILE_FIELDS
+from headgate.ops.settings import BY_NAME
 from headgate.sdk import Headgate, JobFields, WorkerOptions
 from headgate.sdk.addresses import addresses_of, trust_of
 
 
+@configured("worker", refuses_unknown=False)
 def worker_command(
     app: App,
     *,
-    concurrency: Annotated[int, Parameter(help="Maximum jobs running at once.")] = 32,
-    topics: Annotated[str, Parameter(help="Topics, separated by commas. Default: all registered topics.")] = "",
-    grace: Annotated[float, Parameter(help="Seconds that running handlers have to finish after SIGTERM.")] = 30,
     worker_id: Annotated[str, Parameter(help="Name of this worker. Default: a generated name.")] = "",
     reload: Annotated[
         bool, Parameter(help="Development: restart when a Python file below the current folder changes.")
     ] = False,
-    log_level: LogLevel = "INFO",
-    log_format: LogFormat = "text",
     server: Server = DEFAULT_SERVER,
+    config: Configuration,
 ) -> None:
     """Run a worker. --url and --token are for an application that does not name a server itself."""
     if reload:
         _watch([argument for argument in sys.argv[1:] if argument.partition("=")[0] != "--reload"])
         return
-    logs.configure(level_of(log_level), format=log_format, filters=[JobFields()])
-    options: WorkerOptions = {"concurrency": concurrency, "grace": grace}
-    if topics:
-        options["topics"] = [topic.strip() for topic in topics.split(",")]
+    logs.configure(
+        config.text("log_level"), format=log_format(config), filters=[JobFields()], redaction=config.redaction
+    )
+    options: WorkerOptions = {"concurrency": config.integer("worker_concurrency"), "grace": config.span("worker_grace")}
+    if chosen := config.names("worker_topics"):
+        options["topics"] = chosen
     if worker_id:
         options["worker_id"] = worker_id
     load(app, server).run_worker(**options)
@@ -56,9 +59,10 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
     """
     if server.url:
         addresses_of(server.url, trust_of())  # here, so that a wrong --url is an error of the command line
-    for variable, value in (("HEADGATE_URL", server.url), ("HEADGATE_TOKEN", server.token)):
-        if value:
-            os.environ[variable] = value
+    config = client_configuration(**asdict(server))
+    for one in PROFILE_FIELDS:  # a token of the environment may be one that the profile replaces
+        os.environ.pop(BY_NAME[one].variable, None)
+    os.environ.update(config.client_environment())
     module_name, _, name = app.partition(":")
     if not module_name or not name:
         raise InvalidInput("app", f'"{app}" is not of the form package.module:name', hint="for example: app.jobs:hg")

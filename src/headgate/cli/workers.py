@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.connection import with_client
-from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
-from headgate.cli.output import Columns, print_list, print_one, table, when
-from headgate.sdk.admin import RunningJob, WorkerInfo
+from headgate.cli.lists import NameFilter, show_list
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.output import Columns, print_one, table, when
+from headgate.domain.filters import Field
+from headgate.sdk import Headgate
+from headgate.sdk.admin import LostWorker, RunningJob, WorkerInfo
 
 workers = App(name="workers", help="Show connected workers, and stop or resume dispatching to one of them.")
 WorkerName = Annotated[str, Parameter(help="Worker name.")]
 WORKERS: Final[Columns[WorkerInfo]] = {
     "WORKER": lambda one: one.worker,
     "INSTANCE": lambda one: one.instance,
-    "STATE": lambda one: "quiet" if one.quiet else "active",
+    "STATE": lambda one: one.state,
     "HOLDS": lambda one: one.holding,
     "CREDIT": lambda one: one.credit,
-    "TOPICS": lambda one: ", ".join(one.topics),
+    "LAST JOB": lambda one: one.assigned_at,
+    "TOPICS": lambda one: ", ".join(f"{topic} (stand-by)" if topic in one.standby else topic for topic in one.topics),
+}
+LOST: Final[Columns[LostWorker]] = {
+    "WORKER": lambda one: one.worker,
+    "INSTANCE": lambda one: one.instance,
+    "LOST": lambda one: one.at,
+    "REASON": lambda one: one.reason,
+    "HELD": lambda one: one.holding,
 }
 RUNNING: Final[Columns[tuple[WorkerInfo, RunningJob]]] = {
     "WORKER": lambda one: one[0].worker,
@@ -32,14 +44,45 @@ RUNNING: Final[Columns[tuple[WorkerInfo, RunningJob]]] = {
 
 
 @workers.command(name="list")
-def list_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
+def list_command(
+    *,
+    filter: Annotated[  # noqa: A002 - the option's name
+        str, Parameter(help="Only these workers: `worker:web-*`, or those of a topic: `topic:mail*`.")
+    ] = "",
+    limit: Limit = 1_000,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
     """List the workers connected to all servers, and the jobs that they run, longest running first."""
-    found = with_client(server, lambda hg: hg.admin.workers.list(running=True))
-    print_list(found, output, WORKERS, name=lambda one: one.worker, empty="no workers are connected")
-    running = [(worker, job) for worker in found for job in worker.running]
-    if running and output == "table":
-        running.sort(key=lambda one: one[1].since)
-        print("", *table(running, RUNNING), sep="\n")
+    chosen = NameFilter(filter, Field.WORKER, Field.TOPIC)
+    more_running, lost = False, list[LostWorker]()
+
+    async def read(hg: Headgate) -> list[WorkerInfo]:
+        nonlocal more_running
+        found = await hg.admin.workers.list(running=True)
+        more_running, lost[:] = found.more_running, found.lost
+        return [one for one in found if chosen.matches({Field.WORKER: (one.worker,), Field.TOPIC: one.topics})][:limit]
+
+    def notes(found: Sequence[WorkerInfo]) -> Iterator[str]:
+        if lost:
+            yield from ("", "lost in the last hour:", *table(lost, LOST))
+        running = sorted(((worker, job) for worker in found for job in worker.running), key=lambda one: one[1].since)
+        if running:
+            yield from ("", *table(running, RUNNING))
+        if running and more_running:
+            yield f"more jobs run; these are the {len(running):,} that started first"
+
+    show_list(
+        server,
+        read,
+        output,
+        WORKERS,
+        name=lambda one: one.worker,
+        empty="no workers are connected",
+        notes=notes,
+        watch=watch,
+    )
 
 
 @workers.command(name="quiet")
