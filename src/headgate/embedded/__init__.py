@@ -34,7 +34,7 @@ passed as an open descriptor (`guardian.data_argument`); binaries it cannot read
 """
 
 from headgate.embedded.binaries import Binaries, find_binaries
-from headgate.embedded.cluster import Cluster, start
+from headgate.embedded.cluster import Cluster, is_created, start
 from headgate.embedded.launch import Mode
 from headgate.embedded.locations import database_url, default_data_dir, whole_path
 from headgate.embedded.reservation import Reservation, reserved
@@ -47,6 +47,7 @@ __all__ = [
     "database_url",
     "default_data_dir",
     "find_binaries",
+    "is_created",
     "reserved",
     "start",
     "whole_path",

@@ -16,7 +16,7 @@ from headgate.embedded.binaries import Binaries
 from headgate.embedded.initdb import SUPERUSER
 from headgate.embedded.launch import Endpoint, Launch, Mode, shut_down, wait_until_gone
 from headgate.embedded.layout import Folder
-from headgate.embedded.locations import default_data_dir
+from headgate.embedded.locations import default_data_dir, whole_path
 from headgate.embedded.locks import FileLock
 from headgate.embedded.postmaster import live_postmaster
 
@@ -122,6 +122,11 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+
+def is_created(data: Path | None = None) -> bool:
+    """Whether the data folder has a cluster. Changes nothing."""
+    return Folder(whole_path(default_data_dir() if data is None else data)).pgdata.exists()
 
 
 def start(

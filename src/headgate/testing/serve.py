@@ -54,7 +54,14 @@ class TenantPerToken:
             raise Unauthenticated("no token", missing=True)
         return _administrator(check_tenant(token))
 
-    def recheck(self, identity: Identity) -> Identity:
+    async def lookup(self, token: str) -> Identity:
+        return self.identify(token)
+
+    async def learn(self, credential: str) -> None:
+        del credential
+
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        del uses
         return identity
 
     def state(self) -> tuple[int, int]:
