@@ -18,6 +18,7 @@ from bench import (
     compared,
     lane_calls,
     lane_cycle,
+    lane_dashboard,
     lane_held_snapshot,
     lane_idle,
     lane_loaded,
@@ -65,6 +66,7 @@ LANES: dict[str, Callable[..., Awaitable[Report]]] = {
     "promises": lambda _, *, quick: lane_promises.run(quick=quick),
     "calls": lambda _, *, quick: lane_calls.run(quick=quick),
     "cycle": cycle,
+    "dashboard": lambda _, *, quick: lane_dashboard.run(quick=quick),
     "loaded": lane_loaded.run,
     "varied": lambda _, *, quick: lane_varied.run(quick=quick),
     "sweep": lambda _, *, quick: lane_scale.sweep(quick=quick),
@@ -103,6 +105,7 @@ KEYS = frozenset(
         "limit_used_least",
         "token_revoked_s",
         "interrupt_s",
+        "dashboard_slowdown",
     ]
 )
 SETTINGS: Report = {
@@ -157,6 +160,9 @@ def main() -> int:
     arguments.add_argument("--quick", action="store_true", help="a tenth of the jobs: does it run, not how fast")
     arguments.add_argument("--only", nargs="+", choices=LANES, default=list(LANES), help="these lanes; writes no file")
     chosen = arguments.parse_args()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a shell without job control. A lane interrupts processes, which would ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     started = time.monotonic()
     report = uvloop.run(measure(quick=chosen.quick, only=chosen.only))
     del report["began"]

@@ -120,7 +120,7 @@ async def drain(made: Stack, jobs: int) -> tuple[float, float]:
 
 
 async def submit_single(made: Stack, jobs: int) -> float:
-    """`await submit()` from 64 tasks, nobody working."""
+    """`await submit()` from 64 tasks, no one working."""
     await made.clean()
     with made.roles(("produce_tasks", str(jobs), str(SINGLE_TASKS))) as (producer,):
         meter = made.meter()

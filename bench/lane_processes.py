@@ -1,4 +1,4 @@
-"""One port served by one process or by several: what it takes in and works off, and how the kernel deals out sessions.
+"""One port served by one process or by several: what it takes in and works off, and how the kernel shares sessions.
 
 python -m bench.lane_processes [PROCESSES …]
 """

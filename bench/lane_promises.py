@@ -211,7 +211,7 @@ def interrupted() -> float:
         command = [sys.executable, "-m", "headgate.cli", "submit", "greet", "{}", "--url", f"{host}:{port}"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
-            assert "no_answer" in process.stderr.readline()  # it waits
+            assert "no answer" in process.stderr.readline()  # it waits
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=60) == 128 + signal.SIGINT

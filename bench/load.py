@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.stack import FOLDER
+from bench.stack import FOLDER, ready_address
 from headgate import embedded
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import migrate
@@ -98,19 +98,16 @@ class ServerUnderLoad:
 
     def start(self) -> None:
         """Returns when it is ready."""
+        ports = ("--port", str(self.port), "--http-port", "0")  # the one after may be in use
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headgate.cli", "serve", "--port", str(self.port), *self._options],
+                [sys.executable, "-m", "headgate.cli", "serve", *ports, *self._options],
                 env=os.environ | {"HEADGATE_DATABASE_URL": self._dsn},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        found = re.search(r"ready on \S+:(\d+)", line)
-        assert found is not None, f"the server said {line!r}; see {self.log}"
-        self.port = int(found[1])
+        self.port = int(ready_address(self._process).rpartition(":")[2])
 
     @property
     def address(self) -> str:
@@ -148,7 +145,7 @@ class Loaded:
 
     @property
     def server(self) -> ServerUnderLoad:
-        """The first one, which nobody restarts."""
+        """The first one, which no one restarts."""
         return self.servers[0]
 
     def begin(self, kind: str, tenant: str, **options: int) -> LoadProcess:

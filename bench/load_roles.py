@@ -97,7 +97,7 @@ class Meter:
     def listen(self) -> None:
         """Commands come one a line, and each in one piece."""
         told = os.read(sys.stdin.fileno(), 4096).decode()  # not readline: a second line would stay in its buffer
-        for line in told.splitlines() or ["stop"]:  # at the end of the input nobody is there any more
+        for line in told.splitlines() or ["stop"]:  # at the end of the input no one is there any more
             if line.startswith("rate "):
                 self.rate = float(line[5:])
             else:
@@ -105,7 +105,7 @@ class Meter:
                 self.stop.set()
 
     async def pace(self, send: Callable[[int], Awaitable[None]], *, least: int = 1, most: int = 1_000) -> None:
-        """Call `send` with how many are due, at least `least` at once, until told to stop."""
+        """Call `send` with how many are due, at least `least` at once, until it is asked to stop."""
         due, last = 0.0, time.monotonic()
         while not self.stop.is_set():
             await asyncio.sleep(STEP_SECONDS)
@@ -136,7 +136,7 @@ async def frames(meter: Meter, hg: Headgate, token: str, options: dict[str, int]
     seq = 0
 
     async def read() -> None:
-        while (reply := await rpc.next_reply(call)) is not None:
+        while isinstance(reply := await call.read(), pb.ProducerReply):
             at, ids = sent.pop(reply.seq)
             if reply.HasField("error"):
                 meter.refused(reply.error.code, reply.error.retry_after_ms, len(ids))
@@ -268,7 +268,7 @@ async def mixed(meter: Meter, hg: Headgate, token: str, options: dict[str, int])
     async def send(number: int) -> None:
         nonlocal turn
         turn += 1
-        if len(running) > 2_000:  # the server is away: an application would not go on for ever either
+        if len(running) > 2_000:  # the server is away: an application would not go on forever either
             meter.count("held_back", number)
             return
         task = asyncio.ensure_future(submit(number, chance.uniform(0, 100), PRIORITIES[turn % len(PRIORITIES)]))
@@ -332,7 +332,7 @@ KINDS = {"frames": frames, "calls": calls, "tasks": tasks, "mixed": mixed, "work
 
 
 async def main(kind: str, addresses: str, token: str, options: str) -> None:
-    """Run one until it is told to stop."""
+    """Run one until it is asked to stop."""
     meter = Meter()
     hg = Headgate(addresses, token=token)
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), meter.listen)

@@ -63,7 +63,7 @@ async def work_default(addresses: str, count: int) -> None:
 async def work_until(
     clients: Sequence[Headgate], workers: Sequence[Worker], count: int, *, found: Callable[[], dict[str, float]]
 ) -> None:
-    """Until `count` outcomes are acknowledged, or (0) until told to stop: then the time of the last one counts."""
+    """Until `count` outcomes are acknowledged, or (0) until asked to stop: then the time of the last one counts."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
     while not all(worker.connected for worker in workers):
         await asyncio.sleep(0.01)

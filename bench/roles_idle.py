@@ -19,7 +19,7 @@ BEAT_SECONDS = 5.0
 
 
 async def idle(addresses: str, sessions: int) -> None:
-    """Connect them, then beat until told to stop."""
+    """Connect them, then beat until it is asked to stop."""
     channels: list[grpc.aio.Channel] = []
     calls: list[rpc.WorkCall] = []
     acks = 0

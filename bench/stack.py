@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,25 @@ FOLDER = Path("build/bench")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TOPIC = "bench"
 SERVE = ("serve", "--dev", "--port", "0", "--log-level", "WARNING")
+REST = re.compile(r"REST API on (\S+)")
+READY = re.compile(r"headgate \S+ ready on (\S+:\d+)")
+
+
+def ready_address(server: subprocess.Popen[str]) -> str:
+    """Wait until a server is ready; the address of its gRPC port."""
+    return ready_addresses(server)[0]
+
+
+def ready_addresses(server: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait until a server is ready; the address of its gRPC port, and the URL of its HTTP port, if it has one."""
+    assert server.stdout is not None
+    url = ""
+    for line in server.stdout:
+        if found := REST.fullmatch(line.rstrip("\n")):
+            url = found[1]
+        if found := READY.fullmatch(line.rstrip("\n")):
+            return found[1], url
+    raise AssertionError(f"the server ended with {server.wait(10)} before it was ready")
 
 
 class Role:
@@ -94,13 +114,14 @@ class Stack:
     environ: Mapping[str, str] = field(default_factory=dict)
     """Of servers started from now on, over what all have."""
     addresses: list[str] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     cores: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """By lane and run, how many cores each party kept busy."""
 
     @contextmanager
     def roles(self, *commands: tuple[str, ...]) -> Iterator[list[Role]]:
-        """Processes that are gone afterwards, whatever happens; each is told the addresses."""
+        """Processes that are gone afterwards, whatever happens; each gets the addresses."""
         started: list[Role] = []
         try:
             for name, *rest in commands:
@@ -167,13 +188,14 @@ class Stack:
             text=True,
         )
         self.processes.append(process)
-        assert process.stdout is not None
-        self.addresses.append(process.stdout.readline().rsplit(" ", 1)[1].strip())
+        address, url = ready_addresses(process)
+        self.addresses.append(address)
+        self.urls.append(url)
 
     def stop_server(self) -> None:
         """The newest instance ends."""
         process = self.processes.pop()
-        self.addresses = self.addresses[: len(self.processes)]
+        self.addresses, self.urls = self.addresses[: len(self.processes)], self.urls[: len(self.processes)]
         process.terminate()
         try:
             process.wait(40)

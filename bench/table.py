@@ -75,6 +75,14 @@ BOUNDS: Final = (
         aim=0.4,
         lane="submit_single",
     ),
+    Bound(
+        figure="share of cycle that an open dashboard costs",
+        where=("dashboard_slowdown",),
+        bound=0.03,
+        aim=0.01,
+        at_most=True,
+        lane="cycle",
+    ),
     Bound(figure="submit_unary / echo_unary", where=("submit_unary_to_echo",), bound=0.6, aim=0.8, why=_unary),
     Bound(figure="pickup_p50_ms", where=("pickup_p50_ms",), bound=3.0, aim=1.5, at_most=True, lane="pickup"),
     Bound(

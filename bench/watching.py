@@ -96,7 +96,7 @@ class Watch:
                 continue
         user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
         now = (found["at"], (user + nice + system + irq + softirq) / TICKS_PER_SECOND, ours)
-        if self._used is not None and ours >= self._used[2]:  # less: one of ours was restarted, and counts anew
+        if self._used is not None and ours >= self._used[2]:  # less: one of ours was restarted, and counts again
             spent, span = (now[1] - self._used[1]) - (ours - self._used[2]), now[0] - self._used[0]
             found["foreign"] = round(max(0.0, spent / span), 2)
         self._used = now

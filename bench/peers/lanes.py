@@ -1,6 +1,6 @@
 """What is measured, alike for Headgate and every peer.
 
-- *bulk*: one producer, by the fastest documented way to enqueue many; nobody works meanwhile.
+- *bulk*: one producer, by the fastest documented way to enqueue many; no one works meanwhile.
 - *drain*: those jobs worked off; from letting idle workers go until the store has nothing left.
 - *cycle*: producer and worker at once; from the first submit until the store has nothing left.
 - *single*: one call per job, each acknowledged, from many tasks (threads, for libraries without asyncio).
@@ -8,7 +8,7 @@
 
 Handlers do nothing but count. A lane ends when every handler ran *and* the store says that no job is left, so what a
 library writes late counts as well; a job that ran twice is an error. No lane lasts longer than its cap: what is slower
-is a rate over the jobs that were done, and says so.
+is a rate over the jobs that were done, and reports it.
 
 A round is every lane of every peer once, and then the next begins: what the neighbours of this machine do in some
 minute is shared by all, not by the one that is being measured three times in a row.

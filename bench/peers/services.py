@@ -16,7 +16,7 @@ import asyncpg
 
 from bench.peers.install import ROOT, NotInstallable
 from bench.peers.peer import Peer
-from bench.stack import SERVE
+from bench.stack import SERVE, ready_address
 from headgate.embedded import Cluster
 from headgate.store.connect import connect
 from headgate.store.migrate import migrate
@@ -25,7 +25,7 @@ DATABASE = "peer"
 
 
 class Postgres:
-    """One database of an embedded cluster, made anew for every lane of every peer."""
+    """One database of an embedded cluster, made again for every lane of every peer."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -119,8 +119,7 @@ async def headgate_server(url: str) -> AsyncIterator[str]:
         text=True,
     )
     try:
-        assert server.stdout is not None
-        yield server.stdout.readline().rsplit(" ", 1)[1].strip()
+        yield ready_address(server)
     finally:
         server.terminate()
         server.wait(40)
