@@ -5,8 +5,12 @@ They are synchronous (but for `db`), because a session-wide fixture and a test's
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -17,6 +21,25 @@ from tests.support.database import Server, running_server
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Run in the background of a shell without job control. Processes of tests would inherit that, and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test may use the profiles of the person who runs it: `headgate profile use prod` would send jobs there.
+os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "headgate-tests", "config")
+
+
+gc.disable()  # until all tests are collected: almost all that this makes, stays
+
+BROWSER = Path(__file__).parent / "browser"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the tests in a browser to `make browser`, which names their folder."""
+    return True if collection_path == BROWSER and not any("browser" in one for one in config.args) else None
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is collected out of all later garbage collections: hundreds of thousands of objects."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

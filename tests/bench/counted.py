@@ -3,7 +3,7 @@
     python -m tests.bench.counted serve --dev --port 0      the server, in its event loop's thread
     python -m tests.bench.counted sdk ADDRESS               a producer and a worker, in all threads
 
-Counted are calls of Python functions (a coroutine that goes on is one) and of built-in ones: work that a busy neighbour
+Counted are calls of Python functions (a coroutine resumed is one) and of built-in ones: work that a busy neighbour
 does not change, unlike time. The sums are two: all of them, and those of our own functions, which are few for a frame,
 so that they tell if something is done job by job. At the end of its input the process is gone, and outlives no test.
 """

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import lane_held_snapshot
+from bench.stack import ready_address
 from headgate.store.connect import Connection, connect
 from headgate.wire import producer_pb2 as pb
 from tests.bench.counted import TOPIC
@@ -49,6 +50,10 @@ class Counted:
         every, own = map(int, self.line().split())
         return Counter(calls=every, own_calls=own)
 
+    def address(self) -> str:
+        """Of a server, once it is ready."""
+        return ready_address(self._process)
+
     def line(self) -> str:
         assert self._process.stdout is not None
         told = self._process.stdout.readline()
@@ -76,8 +81,10 @@ def counted(*arguments: str, **environ: str) -> Iterator[Counted]:
 @contextmanager
 def served(database: str) -> Iterator[tuple[Counted, str]]:
     """A server that counts, and its address."""
-    with counted("serve", "--dev", "--port", "0", "--log-level", "WARNING", HEADGATE_DATABASE_URL=database) as server:
-        yield server, server.line().rsplit(" ", 1)[1].strip()
+    with counted(
+        "serve", "--dev", "--port", "0", "--no-http", "--log-level", "WARNING", HEADGATE_DATABASE_URL=database
+    ) as server:
+        yield server, server.address()
 
 
 def judge(found: Mapping[str, float]) -> None:

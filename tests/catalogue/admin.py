@@ -251,4 +251,38 @@ BULK = [
         cli=("topic", "set", "mail", "--rate", "5/0s"),
     ),
 ]
-CASES: list[Case] = [*SCHEDULES, *READS, *LISTS, *BULK]
+
+
+def _policy(name: str, option: str, value: str, *says: str, **settings: Any) -> Case:
+    request = topics_pb2.ApplyTopicRequest(name="mail", settings=topics_pb2.TopicSettings(**settings))
+    return Case(
+        row=66,
+        name=name,
+        says=says,
+        grpc=lambda _: ("TopicService/ApplyTopic", request),
+        cli=("topic", "set", "mail", option, value),
+    )
+
+
+_WRONG, _ELSEWHERE = '{"type": 3}', '{"$ref": "http://169.254.169.254/x"}'
+POLICIES: list[Case] = [
+    _policy(
+        "a schema that is no JSON Schema",
+        "--payload-schema",
+        _WRONG,
+        "payload_schema",
+        "usable JSON Schema",
+        payload_schema=_WRONG,
+    ),
+    _policy(
+        "a schema that refers to another host",
+        "--payload-schema",
+        _ELSEWHERE,
+        "$ref must stay within the document",
+        payload_schema=_ELSEWHERE,
+    ),
+    _policy("a dead-letter topic that is the topic", "--dead-letter-topic", "mail", "itself", dead_letter_topic="mail"),
+    _policy("no consumers at all", "--max-consumers", "0", "max_consumers", max_consumers=0),
+    _policy("a lease of no time", "--lease", "0s", "lease", lease_ms=0),
+]
+CASES: list[Case] = [*POLICIES, *SCHEDULES, *READS, *LISTS, *BULK]

@@ -30,7 +30,7 @@ TOKENS = {
 }
 FAULTS = "Traceback|ERROR|CRITICAL"
 # What an instance writes by itself, whatever anybody says.
-_ITS_OWN = ("instances", "count", "flow", "arrivals")
+_ITS_OWN = ("instances", "count", "flow", "arrivals", "latency", "stored_parts")
 _TABLES = """
 SELECT format('SELECT md5(string_agg(t::text, chr(10) ORDER BY t::text)) FROM headgate.%I AS t', c.relname), c.relname
   FROM pg_catalog.pg_class AS c
@@ -38,7 +38,7 @@ SELECT format('SELECT md5(string_agg(t::text, chr(10) ORDER BY t::text)) FROM he
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stand:
+class Env:
     """The server, its database, what is in it."""
 
     server: ServerProcess
@@ -47,28 +47,28 @@ class Stand:
 
 
 @pytest.fixture(scope="session")
-def stand(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+def env(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Env]:
     folder = tmp_path_factory.mktemp("catalogue")
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps(TOKENS))
     with served(postgres, template, folder, "--tokens", str(tokens), dev=False) as (server, dsn):
-        yield Stand(server=server, dsn=dsn, world=asyncio.run(_filled(server.address, folder)))
+        yield Env(server=server, dsn=dsn, world=asyncio.run(_filled(server.address, folder)))
 
 
 @pytest.fixture
-def world(stand: Stand) -> World:
-    return stand.world
+def world(env: Env) -> World:
+    return env.world
 
 
 @pytest.fixture
-def unharmed(stand: Stand, postgres: Server) -> Iterator[ServerProcess]:
+def unharmed(env: Env, postgres: Server) -> Iterator[ServerProcess]:
     """Whatever a test says: the server lives and logs no fault, a neighbour works on, and nothing was written."""
-    server = stand.server
-    faults, before = len(server.seen(FAULTS)), postgres.run(_digest(stand.dsn))
+    server = env.server
+    faults, before = len(server.seen(FAULTS)), postgres.run(_digest(env.dsn))
     yield server
     assert server.exit_code is None, server.shown()
     assert len(server.seen(FAULTS)) == faults, server.shown()
-    after = postgres.run(_digest(stand.dsn))
+    after = postgres.run(_digest(env.dsn))
     assert after == before, f"written to {[table for table in after if after[table] != before.get(table)]}"
     postgres.run(_neighbour_works(server.address))
 
@@ -95,12 +95,12 @@ def unharmed_worker(unharmed_but_written: ServerProcess) -> Iterator[Headgate]:
 
 
 @pytest.fixture
-def unharmed_but_written(stand: Stand) -> Iterator[ServerProcess]:
+def unharmed_but_written(env: Env) -> Iterator[ServerProcess]:
     """As `unharmed`, for a test that writes."""
-    faults = len(stand.server.seen(FAULTS))
-    yield stand.server
-    assert stand.server.exit_code is None, stand.server.shown()
-    assert len(stand.server.seen(FAULTS)) == faults, stand.server.shown()
+    faults = len(env.server.seen(FAULTS))
+    yield env.server
+    assert env.server.exit_code is None, env.server.shown()
+    assert len(env.server.seen(FAULTS)) == faults, env.server.shown()
 
 
 @pytest.fixture

@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.catalogue import admin, command_lines, submits, work
+from tests.catalogue import admin, command_lines, submits, webhooks, work
 from tests.catalogue.table import Case
 
-CASES: list[Case] = [*submits.CASES, *work.CASES, *admin.CASES, *command_lines.CASES]
+CASES: list[Case] = [*submits.CASES, *work.CASES, *admin.CASES, *webhooks.CASES, *command_lines.CASES]
 
 
 class Waits(StrEnum):
     """What is not there yet."""
 
     REST = "REST"
-    JWT = "JWT"
-    WEBHOOKS = "webhooks"
     DASHBOARD = "dashboard"
     PROFILES = "CLI profiles"
 
@@ -48,6 +46,7 @@ _WIRE = "tests/catalogue/test_wire.py::"
 _FRAMES = "tests/catalogue/test_frames.py::"
 _PEERS = "tests/e2e/test_bad_peers.py::"
 _CLI = "tests/catalogue/test_cli.py::"
+_JWT = "tests/unit/test_jwt_tokens.py::"
 _CONFIG = "tests/catalogue/test_config.py::"
 _SDK = "tests/catalogue/test_sdk.py::"
 _UNIT = "tests/unit/"
@@ -101,7 +100,7 @@ ROWS: list[Row] = [
         "heartbeat",
         "progress over 100 %, negative; too many held; after the end",
         "refused, and nothing renewed",
-        _FRAMES + "test_what_a_beat_gets_wrong_is_told_by_field_and_the_stream_lives",
+        _FRAMES + "test_what_a_beat_gets_wrong_is_reported_by_field_and_the_stream_lives",
     ),
     _row(
         "48",
@@ -109,14 +108,14 @@ ROWS: list[Row] = [
         "first message not Hello; Hello twice",
         "stream ended; told, and the stream lives",
         _FRAMES + "test_a_stream_that_does_not_begin_with_hello_is_ended",
-        _FRAMES + "test_a_hello_that_is_repeated_is_told_and_the_stream_lives",
+        _FRAMES + "test_a_hello_that_is_repeated_is_reported_and_the_stream_lives",
     ),
     _row(
         "49",
         "stream",
         "credit negative or 2^31; 10,000 topics",
         "the limit, by field",
-        _FRAMES + "test_a_bad_ready_is_told_by_field_and_the_stream_lives",
+        _FRAMES + "test_a_bad_ready_is_reported_by_field_and_the_stream_lives",
     ),
     _row(
         "50",
@@ -178,9 +177,19 @@ ROWS: list[Row] = [
         "no token, garbage; expired, of another audience",
         "one sentence for all",
         _WIRE + "test_tokens_that_are_none_are_refused_alike",
-        waits=Waits.JWT,
+        _JWT + "test_a_token_with_a_wrong_claim_is_refused",
     ),
-    _row("59-62", "auth", "forged and oversized tokens", "refused, nothing fetched", waits=Waits.JWT),
+    _row(
+        "59-62",
+        "auth",
+        "forged and oversized tokens",
+        "refused, nothing fetched",
+        _JWT + "test_algorithm_none_is_refused",
+        _JWT + "test_a_public_key_is_never_a_shared_secret",
+        _JWT + "test_only_the_algorithms_of_the_issuer_count_whatever_the_header_says",
+        _JWT + "test_a_malformed_key_id_is_refused_without_a_fetch",
+        _JWT + "test_a_huge_token_is_refused_unread",
+    ),
     _row("63", "auth", "scope missing", "permission_denied naming it", _WIRE + "test_a_missing_scope_is_named"),
     _row("64", "list", "page size; cursor changed, of another filter", "refused by name"),
     _row("65", "list", "injections, wildcards, long and deep filters", "text, or a place in the text"),
@@ -190,7 +199,7 @@ ROWS: list[Row] = [
         "webhook",
         "private addresses, header injection",
         "refused when stored and when called",
-        waits=Waits.WEBHOOKS,
+        "tests/integration/webhooks/test_http.py::test_an_address_is_checked_again_when_a_request_is_sent",
     ),
     _row("72-73", "dashboard", "markup in names; foreign posts", "shown as text; 403", waits=Waits.DASHBOARD),
     _row("74", "CLI", "unknown command or option", "exit 2, the nearest one"),
@@ -210,7 +219,7 @@ ROWS: list[Row] = [
         "CLI",
         "a token the server does not know",
         "exit 4",
-        _CLI + "test_a_token_nobody_knows_is_exit_4",
+        _CLI + "test_a_token_no_one_knows_is_exit_4",
         waits=Waits.PROFILES,
     ),
     _row(
@@ -226,7 +235,7 @@ ROWS: list[Row] = [
         "SDK",
         "used after close",
         "Closed",
-        _UNIT + "test_sdk_client.py::test_a_closed_client_says_so_and_sends_what_waits_first",
+        _UNIT + "test_sdk_client.py::test_a_closed_client_raises_an_error_and_sends_what_waits_first",
     ),
     _row(
         "82",
@@ -240,7 +249,7 @@ ROWS: list[Row] = [
         "SDK",
         "a topic this worker does not handle",
         "handed back, asked for no more",
-        _UNIT + "test_sdk_worker.py::test_jobs_of_an_unknown_topic_are_handed_back_and_it_is_asked_for_no_more",
+        _UNIT + "test_sdk_worker.py::test_jobs_of_an_unknown_topic_are_returned_and_it_is_asked_for_no_more",
     ),
     _row(
         "84",
@@ -272,8 +281,8 @@ ROWS: list[Row] = [
         "SDK",
         "fork; several loops; threads",
         "works, or an error at once",
-        _UNIT + "test_sdk_fork.py::test_a_client_used_before_a_fork_is_refused_in_the_child_and_goes_on_in_the_parent",
-        _UNIT + "test_sdk_client.py::test_one_client_serves_several_loops_and_threads",
+        _UNIT + "test_sdk_fork.py::test_a_client_used_before_a_fork_is_refused_in_the_child_and_works_in_the_parent",
+        _UNIT + "test_sdk_client_calls.py::test_one_client_serves_several_loops_and_threads",
     ),
     _row(
         "88",
@@ -302,9 +311,10 @@ ROWS: list[Row] = [
     _row(
         "91",
         "config",
-        "tokens too short; no login outside of --dev",
-        "refuses to start",
+        "tokens too short; shared secrets of issuers; no login outside of --dev",
+        "refuses to start, or starts closed",
         _CONFIG + "test_a_setting_that_cannot_be_used_is_named_and_nothing_starts",
-        waits=Waits.JWT,
+        "tests/unit/test_jwt_issuers.py::test_a_wrong_field_is_refused_by_its_name",
+        "tests/unit/test_access.py::test_without_any_credential_it_starts_closed_and_says_how_to_create_the_first_key",
     ),
 ]

@@ -21,7 +21,7 @@ from headgate.wire import producer_pb2
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What stands in the database before anything wrong is said."""
+    """What is in the database before anything wrong is sent."""
 
     folder: Path
     pending: str

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from headgate.cli import main
-from tests.catalogue.conftest import OURS, Stand
+from tests.catalogue.conftest import OURS, Env
 from tests.catalogue.rows import CASES
 from tests.catalogue.table import Case, World
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
@@ -58,7 +58,7 @@ def _line(case: Case, world: World) -> list[str]:
     return list(case.cli(world) if callable(case.cli) else case.cli)
 
 
-def test_a_token_nobody_knows_is_exit_4(
+def test_a_token_no_one_knows_is_exit_4(
     at_the_server: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for token in ("a-token-not-in-the-file", ""):
@@ -95,9 +95,9 @@ def deaf() -> Iterator[int]:
 
 
 def test_who_does_not_answer_is_exit_5_with_the_address(
-    deaf: int, stand: Stand, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    deaf: int, env: Env, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody there, another service, and TLS spoken to a port that has none. Quick: patience is for those that were."""
+    """No one there, another service, and TLS spoken to a port without it. Only servers seen before are waited for."""
     monkeypatch.setattr("headgate.sdk.client.calls._TRANSIENT", ())
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def test_who_does_not_answer_is_exit_5_with_the_address(
         for url, says in (
             (f"127.0.0.1:{nobody}", "headgate dev"),
             (f"127.0.0.1:{deaf}", ""),
-            (f"https://{stand.server.address}", "without https://"),
+            (f"https://{env.server.address}", "without https://"),
         ):
             assert main(["status", "--url", url]) == 5, capsys.readouterr()
             out, err = capsys.readouterr()
@@ -114,8 +114,8 @@ def test_who_does_not_answer_is_exit_5_with_the_address(
             assert says in err
 
 
-def test_narrow_poor_and_closed_terminals_are_no_reason_to_crash(stand: Stand) -> None:
-    environ = {**clean_environ(), "HEADGATE_URL": stand.server.address, "HEADGATE_TOKEN": OURS}
+def test_narrow_poor_and_closed_terminals_are_no_reason_to_crash(env: Env) -> None:
+    environ = {**clean_environ(), "HEADGATE_URL": env.server.address, "HEADGATE_TOKEN": OURS}
     poor = {**environ, "LC_ALL": "C", "LANG": "C", "NO_COLOR": "1", "COLUMNS": "20", "PYTHONUTF8": "0", "TERM": "dumb"}
     for line in (["job", "list"], ["--help"]):
         ran = subprocess.run([HEADGATE, *line], env=poor, capture_output=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Rows 89-91: a server that cannot be what it was told to be does not start, and says why in one line."""
+"""Rows 89-91: a server that cannot be what it was configured to be does not start, and says why in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli import main
-from tests.catalogue.conftest import Stand
+from tests.catalogue.conftest import Env
 from tests.support.server import HEADGATE, clean_environ
 
 SERVE = ("serve", "--port", "0")
@@ -40,7 +40,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, str], str, int, tuple[str, ...
     ("an unknown variable", DEV, {"HEADGATE_COLOUR": "red"}, "", 78, ("HEADGATE_COLOUR", "is not a known setting")),
     ("a URL of another kind", DEV, {"HEADGATE_DATABASE_URL": "mysql://s3cret@h"}, "", 78, ("HEADGATE_DATABASE_URL",)),
     ("a lease with a unit", (*DEV, "--lease", "10min"), {}, "", 2, ("--lease",)),
-    ("a lease of nothing", (*DEV, "--lease", "0"), {}, "", 2, ("--lease", "0:00:01", "1 day")),
+    ("a lease of nothing", (*DEV, "--lease", "0"), {}, "", 2, ("--lease", "1s", "1d")),
     (
         "a lease without two beats",
         (*DEV, "--lease", "1.5"),
@@ -51,14 +51,15 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, str], str, int, tuple[str, ...
     ),
     ("a lease that is no number", (*DEV, "--lease", "nan"), {}, "", 2, ("--lease",)),
     ("a lease for ever", (*DEV, "--lease", "inf"), {}, "", 2, ("--lease",)),
-    ("a grace below nothing", (*DEV, "--grace=-1"), {}, "", 2, ("--grace", "0:00:00")),
+    ("a grace below nothing", (*DEV, "--grace=-1"), {}, "", 2, ("--grace",)),
     ("streams below nothing", (*DEV, "--streams-per-peer=-1"), {}, "", 2, ("--streams-per-peer", "0 to 1000000")),
     ("a port that is none", ("serve", "--dev", "--port", "70000"), {}, "", 2, ("--port", "0 to 65535")),
     ("a log level nobody knows", (*DEV, "--log-level", "LOUD"), {}, "", 2, ("--log-level", "DEBUG")),
     ("a name of two lines", (*DEV, "--name", "a\nb"), {}, "", 2, ("--name",)),
     ("a log format nobody knows", (*DEV, "--log-format", "xml"), {}, "", 2, ("--log-format", "json")),
-    ("the same by its variable", DEV, {"HEADGATE_LOG_FORMAT": "xml"}, "", 2, ("HEADGATE_LOG_FORMAT", "json")),
-    ("no login", SERVE, {}, "", 78, ("tokens", "--tokens FILE")),
+    ("the same by its variable", DEV, {"HEADGATE_LOG_FORMAT": "xml"}, "", 78, ("HEADGATE_LOG_FORMAT", "json")),
+    ("rates that are none", (*SERVE, "--rates", "submit=fast"), {}, "", 2, ("--rates", "is not a rate")),
+    ("issuers that are nowhere", (*SERVE, "--jwt-issuers", "no.json"), {}, "", 78, ("--jwt-issuers", "cannot be read")),
     ("no login, and open to all", (*DEV, "--host", "0.0.0.0"), {}, "", 78, ("--host", "127.0.0.1")),  # noqa: S104
     ("plain text for others", (*OPEN, "--tokens", "tokens.json"), {}, "{}", 78, ("--host", "--insecure", "--tls-cert")),
     ("a name that only looks like loopback", (*DEV, "--host", "127.0.0.1.invalid"), {}, "", 78, ("--host",)),
@@ -158,11 +159,11 @@ def test_a_secret_that_others_can_read_is_refused_with_the_command_to_run(
 
 
 def test_kubernetes_service_variables_are_no_settings_of_ours(
-    stand: Stand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    env: Env, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HEADGATE_SERVICE_HOST", "HEADGATE_PORT_7070_TCP_ADDR", "HEADGATE_WORKERS_SERVICE_PORT_GRPC"):
         monkeypatch.setenv(name, "10.0.0.1")
-    monkeypatch.setenv("HEADGATE_DATABASE_URL", stand.dsn)
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", env.dsn)
     assert main(["migrate", "--plan"]) == 0, capfd.readouterr()
 
 
@@ -183,10 +184,10 @@ def _served(dsn: str, folder: Path, *line: str) -> tuple[int, str]:
     return ran.returncode, error
 
 
-def test_a_port_in_use_is_one_line_and_exit_78(stand: Stand, tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_and_exit_78(env: Env, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, error = _served(stand.dsn, tmp_path, "--port", str(port))
+        code, error = _served(env.dsn, tmp_path, "--port", str(port))
     assert code == 78
     assert f"127.0.0.1:{port}" in error
     assert "in use" in error

@@ -1,4 +1,4 @@
-"""Rows 34, 47-49: frames of the two streams. What is wrong is told by field, or ends the stream, and nobody else's."""
+"""Rows 34, 47-49: frames of the two streams. What is wrong is reported by field, or ends that stream only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def topic() -> str:
     return f"topic-{uuid4()}"
 
 
-async def test_a_hello_that_is_repeated_is_told_and_the_stream_lives(wire: Wire) -> None:
+async def test_a_hello_that_is_repeated_is_reported_and_the_stream_lives(wire: Wire) -> None:
     async with wire.worker() as session:
         await session.send(worker_pb2.WorkerFrame(hello=worker_pb2.Hello(worker_id="again")))
         assert (await session.error()).code == "protocol_error"
@@ -102,7 +102,7 @@ async def test_a_bad_hello_is_refused_by_field(wire: Wire, hello: worker_pb2.Hel
 
 
 @pytest.mark.req("W6")
-async def test_a_bad_ready_is_told_by_field_and_the_stream_lives(wire: Wire, topic: str) -> None:
+async def test_a_bad_ready_is_reported_by_field_and_the_stream_lives(wire: Wire, topic: str) -> None:
     ready = worker_pb2.Ready
     cases = [
         (ready(count=1), "ready.topics"),
@@ -127,7 +127,7 @@ async def test_a_bad_ready_is_told_by_field_and_the_stream_lives(wire: Wire, top
         await session.ready(1, topic)
         (job,) = await session.take(1)
         assert job.id == job_id
-        assert await session.complete(job) == {}  # a lease that lapses later would look like a write of another test's
+        assert await session.complete(job) == {}  # a lease that expires later would look like a write of another test's
 
 
 async def test_a_bad_stream_request_is_refused_by_field(wire: Wire, topic: str) -> None:
@@ -144,7 +144,7 @@ async def test_a_bad_stream_request_is_refused_by_field(wire: Wire, topic: str) 
         assert (await stream.ended()).details.startswith("topics: ")
 
 
-async def test_what_a_beat_gets_wrong_is_told_by_field_and_the_stream_lives(wire: Wire, topic: str) -> None:
+async def test_what_a_beat_gets_wrong_is_reported_by_field_and_the_stream_lives(wire: Wire, topic: str) -> None:
     job_id = await wire.submit(topic)
     async with wire.worker() as session:
         await session.ready(1, topic)
@@ -176,7 +176,7 @@ async def test_what_a_beat_gets_wrong_is_told_by_field_and_the_stream_lives(wire
         assert await session.complete(job) == {}
 
 
-async def test_an_epoch_that_no_column_holds_hurts_nobody_elses_outcomes_or_leases(wire: Wire, topic: str) -> None:
+async def test_an_epoch_that_no_column_holds_hurts_no_one_elses_outcomes_or_leases(wire: Wire, topic: str) -> None:
     """Outcomes of all sessions share statements, and so do renewals: one bad value must not fail them."""
     job_id = await wire.submit(topic)
     async with wire.worker() as session:

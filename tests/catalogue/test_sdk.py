@@ -73,7 +73,7 @@ def test_what_cannot_be_a_handler_is_refused_when_it_is_registered() -> None:
 
 
 async def test_a_handler_that_does_its_worst_costs_its_own_job_only(unharmed_worker: Headgate) -> None:
-    """Returns what nobody can send, raises what ends processes, leaves threads behind: the next job is run."""
+    """Returns what no one can send, raises what ends processes, leaves threads behind: the next job is run."""
     hg = unharmed_worker
     release = threading.Event()
 

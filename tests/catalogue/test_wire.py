@@ -79,7 +79,7 @@ async def test_a_message_over_the_limit_ends_its_call_and_not_the_connection(wir
 
 
 async def test_payloads_are_bytes_and_come_back_as_they_were(unharmed_but_written: ServerProcess) -> None:
-    """What jsonb cannot hold is legal: nobody looks into a payload but its handler."""
+    """What jsonb cannot hold is legal: no one looks into a payload but its handler."""
     async with Wire(unharmed_but_written.address, token=OURS) as wire:
         for body in (b'{"a": "\\u0000"}', b'"\\ud800"', b"\x00\xff\xfe", b"{" * 100):
             assert (await wire.job(await wire.submit("as-it-is", body))).payload == body
@@ -116,7 +116,7 @@ async def test_tokens_that_are_none_are_refused_alike(unharmed: ServerProcess) -
     assert len(said) == 1
 
 
-async def test_a_call_without_a_token_is_refused_and_says_so(unharmed: ServerProcess) -> None:
+async def test_a_call_without_a_token_is_refused_and_reports_it(unharmed: ServerProcess) -> None:
     async with Wire(unharmed.address) as wire:
         over = await wire.session().ended()
     assert (over.status, over.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
@@ -272,7 +272,7 @@ async def test_more_connections_than_the_process_can_hold_are_refused_and_sessio
     database: str, tmp_path: Path
 ) -> None:
     """Files are kept back for the database: a crowd of strangers must not keep the server from its own work."""
-    command = (sys.executable, "-c", FEW_FILES, HEADGATE, "serve", "--dev", "--port", "0")
+    command = (sys.executable, "-c", FEW_FILES, HEADGATE, "serve", "--dev", "--no-http", "--port", "0")
     environ = {**clean_environ(), "HEADGATE_DATABASE_URL": database}
     with LoggedProcess("few-files", command, folder=tmp_path, environ=environ) as server:
         ready = await asyncio.to_thread(server.saw, READY)

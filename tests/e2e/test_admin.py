@@ -158,7 +158,7 @@ async def test_a_job_is_shown_with_attempts_times_errors_result_and_history(
         await session.report(completed(second, b"7"))
         assert await handle.result(60) == 7
         done = await hg.get(handle.id, result=True)
-        assert (done.state, done.attempt, done.result) == ("completed", 2, b"7")
+        assert (done.state, done.attempt, done.raw_result, done.result(type=int)) == ("completed", 2, b"7", 7)
         assert done.finished_at is not None
         assert done.created_at <= running.claimed_at <= done.finished_at
         (event,) = await hg.admin.jobs.events(handle.id)
@@ -318,6 +318,33 @@ def shell(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shell")
+def test_a_resume_that_names_a_pause_ends_no_later_one(capsys: pytest.CaptureFixture[str], topic: str) -> None:
+    """The command and the SDK call gRPC."""
+    assert headgate(capsys, "submit", topic, "{}", "--delay", "1h")[0] == 0
+    first, second = (
+        json.loads(headgate(capsys, "pause", topic, "--reason", why, "-o", "json")[1])["since"] for why in "ab"
+    )
+    code, _, error = headgate(capsys, "resume", topic, "--since", first)
+    assert code == 4, error
+    assert "was paused again" in error
+    assert 'with the reason "b"' in error
+    assert headgate(capsys, "resume", topic, "--since", second)[:2] == (0, f"topic {topic} is resumed\n")
+    assert headgate(capsys, "schedule", "put", topic, "--topic", topic, "--every", "1h")[0] == 0
+    first, second = (
+        json.loads(headgate(capsys, "schedule", "pause", topic, "-o", "json")[1])["paused_at"] for _ in "ab"
+    )
+    code, _, error = headgate(capsys, "schedule", "resume", topic, "--since", first)
+    assert code == 4, error
+    assert "was paused again" in error
+    assert headgate(capsys, "schedule", "resume", topic, "--since", second)[0] == 0
+    for value, words in (("0s", "is over already"), ("9999999d", "before 9999-12-31"), ("9" * 18 + "d", "range")):
+        code, _, error = headgate(capsys, "pause", topic, "--until", value)
+        assert code != 0
+        assert "until" in error
+        assert words in error
+
+
+@pytest.mark.usefixtures("shell")
 def test_the_commands_print_what_programs_can_read_and_exit_with_a_reason(
     capsys: pytest.CaptureFixture[str], topic: str
 ) -> None:
@@ -386,16 +413,14 @@ def test_the_page_on_retention_runs_as_printed_and_needs_the_scope_system(
                 assert code == 0, f"{line}: {error}"
                 printed.append(out)
         monkeypatch.setenv("HEADGATE_TOKEN", SYSTEM)
-        assert printed[0].startswith(
-            "kept: completed 7 days, dead 30 days, cancelled 7 days, audit 365 days; finished jobs"
-        )
+        assert printed[0].startswith("kept: completed 7d, dead 30d, cancelled 7d, audit 365d; finished jobs")
         assert "nothing is due for removal" in printed[0]
-        assert printed[1] == "kept: completed 3 days, dead 60 days, cancelled 7 days, audit 365 days\n"
+        assert printed[1] == "kept: completed 3d, dead 60d, cancelled 7d, audit 365d\n"
         assert re.fullmatch(r"removed 0 jobs one by one, 0 day partitions, \d+ other rows\n", printed[2])
-        assert re.search(r"^  keep-completed +1 day +set by ada$", printed[3], flags=re.MULTILINE)
-        assert re.search(r"^  keep-dead +90 days +set by ada$", printed[3], flags=re.MULTILINE)
+        assert re.search(r"^  keep-completed +1d +set by ada$", printed[3], flags=re.MULTILINE)
+        assert re.search(r"^  keep-dead +90d +set by ada$", printed[3], flags=re.MULTILINE)
         assert re.search(r"^  keep-completed +none ", printed[4], flags=re.MULTILINE)
-        assert re.search(r"^  keep-dead +90 days +set by ada$", printed[4], flags=re.MULTILINE)
+        assert re.search(r"^  keep-dead +90d +set by ada$", printed[4], flags=re.MULTILINE)
         with monkeypatch.context() as patch:
             patch.setattr(RetentionAdmin, "run_pass", AsyncMock(return_value=Removed(other=1, more=True, blocked=True)))
             code, out, _ = headgate(capsys, "retention", "run")
@@ -405,7 +430,7 @@ def test_the_page_on_retention_runs_as_printed_and_needs_the_scope_system(
                 "other transactions lock the rest; servers remove it later: nothing is due for removal",
             ]
         code, out, _ = headgate(capsys, "status")
-        assert "kept: completed 3 days, dead 60 days" in out
+        assert "kept: completed 3d, dead 60d" in out
         code, out, _ = headgate(capsys, "retention", "show", "--output", "json")
         told = json.loads(out)
         assert (told["rules"]["dead"], told["days_waiting"]) == (60 * 86_400, 0)

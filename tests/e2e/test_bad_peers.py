@@ -1,4 +1,4 @@
-"""Peers that say too much, read nothing or fall silent: a server that goes on, neighbours that notice nothing.
+"""Peers that say too much, read nothing or fall silent: a server that continues, neighbours that notice nothing.
 
 What is wrong with a message itself is in tests/catalogue.
 """
@@ -169,7 +169,7 @@ async def test_a_peer_that_takes_no_jobs_is_closed_and_they_go_to_others(
 
 
 @pytest.mark.req("W18", "T12")
-async def test_a_slow_reader_gets_everything_and_slows_down_nobody_else(
+async def test_a_slow_reader_gets_everything_and_slows_down_no_one_else(
     wire: Wire, neighbour: Neighbour, topic: str
 ) -> None:
     bodies = [os.urandom(700_000) for _ in range(8)]

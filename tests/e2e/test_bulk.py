@@ -246,7 +246,7 @@ class Shell:
         return complaint.getvalue() if code else out.getvalue()
 
     def answer(self, *arguments: str, says: bytes) -> tuple[int, str]:
-        """On a terminal, with somebody at the keyboard; the exit code and what stood on the screen."""
+        """On a terminal, with someone at the keyboard; the exit code and what stood on the screen."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             [HEADGATE, *arguments], env=self.environ, cwd=self.folder, stdin=theirs, stdout=theirs, stderr=theirs
@@ -272,7 +272,7 @@ async def test_the_command_line_looks_asks_and_tells(
     topic = f"cli-{uuid4().hex[:8]}"
     shell = Shell(server, tmp_path, monkeypatch)
     run = shell.run
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # nobody is there to be asked
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # no one is there to be asked
     async with Headgate(server.address, token=ALPHA) as hg:
 
         @hg.job(topic, max_attempts=1)
@@ -314,7 +314,7 @@ async def test_the_command_line_looks_asks_and_tells(
         )
         assert code == 0, screen
         assert "3 done  0 skipped  0 errors  done" in screen
-        # They wait now; from here on nobody works on them.
+        # They wait now; from here on no one works on them.
         plain = (
             await run("bulk", "start", "reprioritise", "--filter", f"topic:{topic}", "--priority", "urgent", "--yes")
         ).splitlines()

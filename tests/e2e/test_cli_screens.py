@@ -16,4 +16,13 @@ def test_a_screen_on_the_page_is_what_the_command_prints(command: str) -> None:
 
 def test_the_page_shows_the_commands_that_people_use_most() -> None:
     shown = {" ".join(command.split()[1:3]) for command in cli_screens.commands()}
-    assert {"status", "job list", "job get", "workers list", "batch list", "dead list", "pause billing"} <= shown
+    assert {
+        "status",
+        "job list",
+        "job get",
+        "workers list",
+        "batch list",
+        "dead list",
+        "pause billing",
+        "stats send_invoice",
+    } <= shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -11,17 +12,18 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from headgate import Headgate, Job
+from headgate import Headgate, Job, JobDead
 from headgate.domain.backoff import RetryPolicy
 from headgate.sdk.job import this_job
 from tests.support.database import Server
 from tests.support.server import HEADGATE, clean_environ
-from tests.support.shell import Shell
+from tests.support.shell import Said, Shell
 from tests.support.waiting import until_async
 from tests.support.wire import Wire, served
 
@@ -182,7 +184,7 @@ def test_a_topic_is_paused_by_its_name_alone_and_the_audit_log_names_the_token(r
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_empty_list_says_so_and_programs_get_an_empty_one(run: Shell, words: tuple[str, ...], says: str) -> None:
+def test_an_empty_list_is_named_and_programs_get_an_empty_one(run: Shell, words: tuple[str, ...], says: str) -> None:
     assert run(*words) == (0, f"{says}\n", "")
     assert run(*words, "-o", "json") == (0, "[]\n", "")
     assert run(*words, "-o", "ndjson") == run(*words, "-o", "name") == (0, "", "")
@@ -243,3 +245,74 @@ def test_a_watched_status_is_drawn_on_a_terminal_in_colour_until_ctrl_c(run: She
     os.close(ours)
     assert b"\x1b[33mpaused\x1b[0m" in screen
     assert run("resume", topic).code == 0
+
+
+async def test_no_surface_shows_a_secret_of_a_failed_job(
+    run: Shell, address: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    canary = f"canary-{uuid4().hex}"
+    async with Headgate(address, token=TOKEN) as hg:
+
+        @hg.job(topic, max_attempts=1)
+        async def log_in(user: str, password: str) -> None:
+            raise PermissionError(f"401 for {user}: {{'password': '{password}'}}")
+
+        working = asyncio.create_task(hg.work(worker_id=f"w-{topic}"))
+        following = asyncio.create_task(
+            asyncio.to_thread(run, "events", "--topic", topic, "--kind", "job.failed", "--limit", "1")
+        )
+
+        async def followed() -> bool:
+            handle = await log_in.submit("ann", canary)
+            with pytest.raises(JobDead, match=canary):  # who has submitted it gets its error as it is
+                await handle.result(60)
+            return following.done()
+
+        await until_async(followed, "one of the events is shown")
+        said = await following
+        assert said.code == 0, said
+        shown = [said.out]
+        (job,) = (await hg.admin.jobs_matching(f"topic:{topic}").page(limit=1)).jobs
+        commands = (
+            ("job", "get", str(job.id), "--full"),
+            ("job", "get", str(job.id), "-o", "json"),
+            ("job", "list", "--filter", f"topic:{topic}"),
+            ("job", "list", "--filter", f"topic:{topic}", "-o", "json"),
+            ("dead", "list", topic),
+            ("dead", "list", topic, "-o", "json"),
+        )
+        shown += [(await asyncio.to_thread(run, *command)).out for command in commands]
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert all("401 for ann" in text or "PermissionError" in text for text in shown), shown
+    assert not [text for text in shown if canary in text]
+    lines = [one for one in caplog.records if one.getMessage().startswith("job_dead")]
+    assert lines, "the worker logs it"
+    assert "401 for ann" in lines[0].getMessage()
+    assert canary not in caplog.text
+
+
+async def test_a_profile_is_checked_by_the_server_and_then_counts_for_all_commands(
+    run: Shell, address: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("HEADGATE_URL")
+    monkeypatch.delenv("HEADGATE_TOKEN")
+
+    async def login(token: str) -> Said:
+        monkeypatch.setattr("sys.stdin", io.StringIO(token))
+        return await asyncio.to_thread(run, "profile", "login", "prod", "--url", address)
+
+    refused = await login("not-a-token")
+    assert refused.code == 4
+    assert "nothing was saved" in refused.err
+    assert not (tmp_path / "headgate").exists()
+    assert (await login(TOKEN)).out.startswith("profile prod is saved in ")
+    jobs = tmp_path / "jobs.ndjson"
+    jobs.write_text('{"n": 1}\n\n{"n": 2}\n')
+    ids = (await asyncio.to_thread(run, "submit", topic, "--file", str(jobs), "-o", "name")).out.split()
+    listed = await asyncio.to_thread(run, "job", "list", "--filter", f"topic:{topic}", "--oldest", "-o", "name")
+    assert listed.out.split() == ids
+    assert len(ids) == 2
+    found = json.loads((await asyncio.to_thread(run, "status", "-o", "json")).out)
+    assert (found["tenant"], found["subject"]) == (ENTRY["tenant"], ENTRY["name"])

@@ -41,6 +41,7 @@ def test_the_demo_kills_three_processes_and_loses_nothing() -> None:
     assert int(verdict[1]) == CARDS
     assert int(verdict[2].replace(",", "")) > ACCOUNTS + CARDS + REPORTS, "orders as well"
     assert "\x1b[" not in said, "plain text without a terminal"
+    assert re.search(r"^  dashboard on http://127\.0\.0\.1:\d+ while this runs$", said, flags=re.MULTILINE)
 
 
 async def test_the_verdict_is_what_the_rows_say(db: Connection) -> None:
@@ -56,7 +57,7 @@ async def test_the_verdict_is_what_the_rows_say(db: Connection) -> None:
     await ended(twice, 5, runs=2)
     await ended(dead, 6, runs=0)
     held = await read_verdict(db, [done, twice, dead])
-    assert held == Verdict(submitted=3, lost=0, twice=1, dead=1, failed=0, lapsed=0)
+    assert held == Verdict(submitted=3, lost=0, twice=1, dead=1, failed=0, expired=0)
     assert str(held) == "lost 0, run twice 1, dead letters 1, of 3 jobs"
     assert held.holds(cards=1)
     assert not held.holds(cards=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import grpc
@@ -27,7 +28,8 @@ async def test_failed_logins_are_logged_by_peer_and_reason_and_valid_ones_are_se
     async with Wire(server.address, token=OLD) as old, Wire(server.address, token=KNOWN) as known:
         assert (await old.refused("GetJob", request)).status is grpc.StatusCode.UNAUTHENTICATED
         line = await asyncio.to_thread(server.saw, r"login_failed (.*)$")
-        assert line[1] == 'peer=127.0.0.1 reason="token of the old one has expired" failures=1'
+        expected = r'peer=127\.0\.0\.1 reason="token of the old one has expired" failures=1 request_id=\w{16}'
+        assert re.fullmatch(expected, line[1])
         guesses = [
             asyncio.create_task(Wire(server.address, token=f"a-guess-of-mine-{number}").refused("GetJob", request))
             for number in range(3 * FREE_FAILURES)

@@ -10,7 +10,7 @@ from tests.e2e.conftest import Serve
 from tests.support.howto import printed, program
 from tests.support.server import clean_environ
 
-PAGES = ("retries", "results", "arguments")
+PAGES = ("retries", "results", "arguments", "encryption")
 # The page runs `headgate worker app:hg &`; a worker in the same process takes a second less, for each page.
 DRIVER = """
 import asyncio, importlib, sys

@@ -98,7 +98,7 @@ def _install(folder: Path) -> None:
 
 @pytest.fixture
 def start_worker(node_modules: Path, spawn: Spawn, tmp_path: Path) -> StartWorker:
-    """Starts a worker; unless told otherwise, returns when the server has welcomed it."""
+    """Starts a worker; unless set otherwise, returns when the server has welcomed it."""
     # A copy beside a link to the packages, since imports are resolved from where a module is; the example stays clean.
     for module in EXAMPLE.glob("*.mjs"):
         shutil.copy(module, tmp_path)
@@ -335,7 +335,7 @@ def test_what_runs_while_the_server_is_killed_is_not_run_again(
     worker.saw(f"^started slow {through}")
     worker.saw(f"^started slow {meanwhile}")
     server.kill()
-    worker.saw(f"^ended slow {meanwhile}")  # with nobody to tell
+    worker.saw(f"^ended slow {meanwhile}")  # with no one to tell
     worker.saw("^disconnected")
     second = serve(port=server.port)
     worker.saw("^connected to .* resumed=true held=2$")

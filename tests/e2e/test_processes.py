@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headgate import Headgate
@@ -34,7 +36,7 @@ def pids(server: LoggedProcess) -> dict[int, int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process any more; one that nobody has waited for yet counts as gone."""
+    """Whether there is no such process any more; one that no one has waited for yet counts as gone."""
     try:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -57,11 +59,23 @@ def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.Co
     )
 
 
+def answers_of(url: str, instances: set[str]) -> Callable[[], bool]:
+    """Whether all of these instances have answered over HTTP; each request is a connection of its own."""
+    seen: set[str] = set()
+
+    def all_have() -> bool:
+        seen.add(httpx.get(f"{url}/health/details", timeout=60, trust_env=False).json()["instance"])
+        return seen == instances
+
+    return all_have
+
+
 @pytest.mark.parametrize("how", [(), ("--poll-only",)], ids=["notified", "poll-only"])
 async def test_jobs_go_through_all_processes_and_a_pause_holds_in_all(
     serve: Serve, database: str, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    server = await asyncio.to_thread(serve, "--processes", "2", "--name", "pair", *how)
+    server = await asyncio.to_thread(serve, "--processes", "2", "--http-port", "0", "--name", "pair", *how)
+    await asyncio.to_thread(until, answers_of(server.http_url, {"pair-1", "pair-2"}), "both answer over HTTP")
     release = tmp_path / "release"
     with WorkerProcess(server.address, folder=tmp_path, workers=SESSIONS, concurrency=1) as worker:
         async with Headgate(server.address) as hg, connected(database) as db:
@@ -191,7 +205,7 @@ async def test_a_process_that_was_started_again_gets_its_share_of_the_workers(
                 found = Counter(one.instance for one in await hg.admin.workers.list())
                 return found["pair-1"] >= SESSIONS // 4 - 2 and found.total() == SESSIONS
 
-            # What runs is taken along, so nobody has to wait for it.
+            # What runs is taken along, so no one has to wait for it.
             await until_async(shared, "both have workers")
             release.touch()
             await all_ended(database)
@@ -213,7 +227,7 @@ def test_a_port_in_use_is_refused_and_never_shared(serve: Serve, database: str) 
     assert "cannot listen on" in refused.stderr
 
 
-def test_what_keeps_all_from_starting_is_said_once(blank_database: str) -> None:
+def test_what_keeps_all_from_starting_is_reported_once(blank_database: str) -> None:
     refused = run("--processes", "3", "--port", "0", environ={"HEADGATE_DATABASE_URL": blank_database})
     assert refused.returncode == 78
     errors = [line for line in refused.stderr.splitlines() if line.startswith("error:")]

@@ -291,7 +291,7 @@ async def test_a_worker_stores_what_the_code_declares_and_runs_it(hg: Headgate, 
     assert list(found) == ["beat", "report", "swept"]
     assert (found["report"].when, found["report"].overlap) == ("0 7 * * 1-5 Europe/Zurich", "skip")
     assert (found["report"].priority, found["report"].payload) == (None, b'{"word":"morning"}')
-    # The same again writes nothing; what changed is written; what is gone is told, and deleted on request only.
+    # The same again writes nothing; what changed is written; what is gone is reported, and deleted on request only.
     extra = await app.tasks["said"].schedule("extra", arguments={"word": "x"}, every=60, options={"overlap": "replace"})
     assert (extra.overlap, extra.payload, extra.priority) == ("replace", b'{"word":"x"}', None)
     await schedules.delete("extra")
@@ -312,7 +312,7 @@ async def test_a_worker_stores_what_the_code_declares_and_runs_it(hg: Headgate, 
         await schedules.delete(name)
 
 
-async def test_a_worker_whose_token_may_not_store_schedules_works_all_the_same(
+async def test_a_worker_whose_token_may_not_store_schedules_works_anyway(
     server: ServerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, ran = application(server.address, WORKER)
@@ -400,7 +400,7 @@ def test_the_command_line_does_it_all(shell: Shell) -> None:
     assert "nightly" in shell.run("get", "nightly", code=3)
 
 
-def test_a_schedule_that_waits_for_a_full_topic_says_so(shell: Shell) -> None:
+def test_a_schedule_that_waits_for_a_full_topic_shows_it(shell: Shell) -> None:
     assert main(["topic", "set", "narrow", "--max-backlog", "0"]) == 0
     assert "when full wait" in shell.run("put", "waits", "narrow", "--after", "0s")
 

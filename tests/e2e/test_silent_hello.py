@@ -1,4 +1,4 @@
-"""A server that takes connections and says nothing, as on a machine that stands still: nobody waits there for ever."""
+"""A server that takes connections and says nothing, as on a machine that stalls: no one waits there forever."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def reply_to(producer: Any, topic: str, seq: int) -> producer_pb2.Producer
     return await producer.until(lambda: producer.replies.get(seq), f"frame {seq} was answered")  # type: ignore[no-any-return]
 
 
-async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_the_others(
+async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_continues_with_the_others(
     server: ServerProcess, wire: Wire, mine: Wire, tokens: Tokens
 ) -> None:
     kept, lost, never = (f"{word}-{uuid4()}" for word in ("kept", "lost", "never"))
@@ -162,7 +162,7 @@ async def test_a_token_that_loses_a_topic_gets_no_more_of_it_and_goes_on_with_th
         await revoked(ends, "has changed")
         await revoked(ends_too, "has changed")
         assert (await asyncio.wait_for(claiming, ENDED)).code == "token_revoked"
-        # Nothing of that topic from here on, in no way; the other goes on.
+        # Nothing of that topic from here on, in no way; the other continues.
         assert (await mine.refused("Claim", claim(lost))).code == "permission_denied"
         ways: list[dict[str, Any]] = [{}, {"id": new_id()}, {"id": new_id(), "new_id": True}, {"priority": 1}]
         for way in ways:

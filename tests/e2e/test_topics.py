@@ -209,7 +209,7 @@ def test_the_examples_of_the_howto_work(headgate: Shell, capsys: pytest.CaptureF
         assert status == 0, (line, err)
     shown = {line.split()[0]: line.split()[1] for line in out.splitlines()[2:] if len(line.split()) > 2}
     assert shown["max-running"] == "10"
-    assert (shown["max-running-per-key"], shown["key-rate"], shown["rate"]) == ("1", "5/60s", "none")
+    assert (shown["max-running-per-key"], shown["key-rate"], shown["rate"]) == ("1", "5/1m", "none")
     assert (shown["ordered-by-key"], shown["fair-by-key"], shown["max-backlog"]) == ("yes", "yes", "100000")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - our own page

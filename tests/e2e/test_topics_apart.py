@@ -91,7 +91,7 @@ async def refusal(call: Any, *hidden: UUID) -> tuple[type[HeadgateError], str, s
     return type(caught.value), getattr(caught.value, "reported", ""), words
 
 
-async def test_a_key_of_another_topic_is_neither_taken_nor_told(office: Office) -> None:
+async def test_a_key_of_another_topic_is_neither_taken_nor_revealed(office: Office) -> None:
     first = await office.pay.submit("pay", b"order", key="order-7")
     # Whatever the body: a job of their own, and nothing about the other.
     squatted = await office.mail.submit("mail", b"order", key="order-8")

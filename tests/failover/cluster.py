@@ -83,7 +83,7 @@ def printed_command(program: str) -> list[str]:
 
 
 def as_account(programs: Programs, account: pwd.struct_passwd) -> list[str]:
-    """What to put before a command so that it runs as somebody else, under the same pid."""
+    """What to put before a command so that it runs as someone else, under the same pid."""
     who = ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--clear-groups"]
     return [programs.setpriv, *who, "--"]
 
@@ -151,7 +151,7 @@ class Node:
         postmaster = self.postmaster()
         if postmaster is None:
             return
-        os.kill(postmaster, signal.SIGSTOP)  # so that it starts nobody new meanwhile
+        os.kill(postmaster, signal.SIGSTOP)  # so that it starts no one new meanwhile
         for pid in [*_children(postmaster), postmaster]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -252,7 +252,7 @@ class Cluster:
         return next((node for node in self.nodes if node.name in names), None)
 
     def leading(self) -> Node:
-        """Who leads: somebody does."""
+        """Who leads: someone does."""
         node = self.leader()
         assert node is not None, "nobody leads"
         return node

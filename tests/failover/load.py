@@ -21,13 +21,13 @@ from tests.support.workers import Start, WorkerProcess, all_starts, repeated
 LEASE = ("--lease", "10")
 AHEAD = 300
 """Jobs that producers may be ahead of the workers: a backlog would only take time afterwards."""
-PATIENCE_SECONDS = 120.0
-KEY_PATIENCE_SECONDS = 8.0
+LIMIT_SECONDS = 120.0
+KEY_LIMIT_SECONDS = 8.0
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What producers were told."""
+    """What producers were notified."""
 
     acknowledged: list[UUID] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Ledger:
     surprises: list[str] = field(default_factory=list)
 
     def note(self, ids: Sequence[UUID]) -> None:
-        """These are stored, we were told."""
+        """These are stored, by the answers."""
         self.acknowledged.extend(ids)
         self.times.append(time.monotonic())
 
@@ -81,7 +81,7 @@ class Stack:
 
         async def pages(topic: str, payload: bytes) -> None:
             while not done.is_set():
-                handles = await self.hg.submit_many(topic, [payload] * 10, timeout=PATIENCE_SECONDS)
+                handles = await self.hg.submit_many(topic, [payload] * 10, timeout=LIMIT_SECONDS)
                 self.ledger.note([handle.id for handle in handles])
                 await has_room()
 
@@ -104,10 +104,10 @@ class Stack:
 
     async def submit_keyed(self, key: str) -> UUID:
         """Submit by key, and again as long as the answer is: unknown."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while True:
             try:
-                handle = await self.hg.submit("fast", b"", key=key, timeout=KEY_PATIENCE_SECONDS)
+                handle = await self.hg.submit("fast", b"", key=key, timeout=KEY_LIMIT_SECONDS)
             except NotAcknowledged:
                 self.ledger.unknown += 1
                 if time.monotonic() > deadline:
@@ -137,7 +137,7 @@ async def working(
     args: Sequence[str] = (),
     environs: Sequence[Mapping[str, str]] = ({},),
 ) -> AsyncIterator[Stack]:
-    """A stack over a migrated database; all of it ends with the block. `environs` are dealt out to servers."""
+    """A stack over a migrated database; all of it ends with the block. `environs` are distributed to servers."""
     with ExitStack() as processes:
 
         def start() -> tuple[list[ServerProcess], list[WorkerProcess]]:
@@ -166,7 +166,7 @@ class Findings:
 
     acknowledged: int
     lost: list[UUID]  # acknowledged, and not there
-    strange: list[UUID]  # there, and nobody was told so
+    strange: list[UUID]  # there, and no one was notified
     unfinished: int
     repeated: list[tuple[UUID, int]]  # (job, epoch) that began more than once
     wrong_results: int

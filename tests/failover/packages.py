@@ -42,7 +42,7 @@ class Programs:
     def etcd_by_version_2(self) -> bool:
         """Whether this Patroni must speak etcd's older API.
 
-        Before 3.0.3, with the newer one, a leader whose Patroni was held up for longer than the ttl wrote its name over
+        Before 3.0.3, with the newer one, a leader whose Patroni was delayed for longer than the ttl wrote its name over
         that of the leader elected meanwhile (patroni#2689): 14,189 acknowledged jobs went with the latter's timeline.
         """
         return self.patroni_version < (3, 0, 3)

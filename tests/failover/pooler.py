@@ -41,7 +41,7 @@ class Scene:
 
 @contextmanager
 def paused(scene: Scene) -> Iterator[None]:
-    """PAUSE, and RESUME some seconds later: everybody waits, nobody is refused."""
+    """PAUSE, and RESUME some seconds later: everyone waits, no one is refused."""
     scene.tell("PAUSE")
     time.sleep(PAUSED_SECONDS)  # the length of the fault
     scene.tell("RESUME")
@@ -162,7 +162,7 @@ async def through_poolers(cluster: Cluster, say: Callable[[str], None]) -> list[
 
 
 async def under(name: str, cluster: Cluster, stack: Stack, poolers: Mapping[str, PgBouncer]) -> Report:
-    """One fault under load: work goes on, nothing acknowledged is lost."""
+    """One fault under load: work continues, nothing acknowledged is lost."""
     await asyncio.to_thread(cluster.is_whole)
     leader = await asyncio.to_thread(cluster.leading)
     scene = Scene(cluster=cluster, leader=leader, pooler=poolers[leader.name])

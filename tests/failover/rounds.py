@@ -18,7 +18,7 @@ from tests.failover.report import Report
 from tests.fault.history import all_ended
 
 MOST_SECONDS = 30.0
-"""Work goes on after at most this long."""
+"""Work continues after at most this long."""
 PASSWORD = "a-password"
 STREAMING = "SELECT count(*) AS n FROM pg_stat_replication WHERE state = 'streaming'"
 
@@ -84,23 +84,23 @@ def postgres_killed(cluster: Cluster, node: Node) -> Iterator[None]:
 
 @contextmanager
 def cut_from_etcd(cluster: Cluster, node: Node) -> Iterator[None]:
-    """The leader cannot reach etcd, everybody else can reach the leader: it must step down by itself."""
+    """The leader cannot reach etcd, everyone else can reach the leader: it must step down by itself."""
     with cluster.cut_off(node, clients=False):
         yield
 
 
 @contextmanager
 def cut_from_all(cluster: Cluster, node: Node) -> Iterator[None]:
-    """The leader's network is gone: packets to and from it vanish, nobody is refused."""
+    """The leader's network is gone: packets to and from it vanish, no one is refused."""
     with cluster.cut_off(node, clients=True):
         yield
 
 
 @contextmanager
 def patroni_hangs(cluster: Cluster, node: Node) -> Iterator[None]:
-    """The leader's Patroni is held up for twice its ttl, its PostgreSQL is not: for a while there are two primaries.
+    """The leader's Patroni is delayed for twice its ttl, its PostgreSQL is not: for a while there are two primaries.
 
-    The old one cannot acknowledge anything, since nobody follows it any more.
+    The old one cannot acknowledge anything, since no one follows it any more.
     """
     node.signal(signal.SIGSTOP, patroni=True)
     cluster.leads(*cluster.others(node))
@@ -128,7 +128,7 @@ FAULTS: dict[str, Fault] = {
 
 
 async def fail_over(cluster: Cluster, stack: Stack, name: str) -> Report:
-    """One round: a fault under load, another node leads, work goes on, the old leader is back as a standby."""
+    """One round: a fault under load, another node leads, work continues, the old leader is back as a standby."""
     await asyncio.to_thread(cluster.is_whole)
     leader = await asyncio.to_thread(cluster.leading)
     async with stack.loaded():

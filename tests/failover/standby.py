@@ -1,4 +1,4 @@
-"""F45: the only synchronous standby is lost. Commits wait; nobody is told more than is known; a key makes one job."""
+"""F45: the only synchronous standby is lost. Commits wait; no answer says more than is known; a key makes one job."""
 
 from __future__ import annotations
 

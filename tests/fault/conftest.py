@@ -65,7 +65,7 @@ def start(request: pytest.FixtureRequest, processes: ExitStack) -> Callable[[Seq
 
 @pytest.fixture
 def stalls() -> Iterator[Stalls]:
-    """How long the machine stands still while the test runs."""
+    """How long the machine stalls while the test runs."""
     with Stalls() as found:
         yield found
 
@@ -127,7 +127,7 @@ def workers(start: Callable[..., list[WorkerProcess]], tmp_path: Path) -> Worker
 
 @pytest.fixture(scope="package")
 def mortal() -> Iterator[embedded.Cluster]:
-    """A PostgreSQL of its own: whoever kills it starts it again."""
+    """A PostgreSQL of its own: a test that kills it starts it again."""
     folder = temporary_folder()
     try:
         with embedded.start(folder / "postgres", settings={"max_wal_size": "256MB", "shared_buffers": "64MB"}) as own:
@@ -136,11 +136,20 @@ def mortal() -> Iterator[embedded.Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def mortal_database(mortal: embedded.Cluster, processes: ExitStack) -> Iterator[str]:
-    """The URL of a fresh migrated database in it."""
+@pytest.fixture(scope="package")
+def mortal_template(mortal: embedded.Cluster) -> str:
+    """The name of a database in it that was migrated once."""
     admin = Server(mortal.dsn())
     name = admin.create_template()
+    admin.close()
+    return name
+
+
+@pytest.fixture
+def mortal_database(mortal: embedded.Cluster, mortal_template: str, processes: ExitStack) -> Iterator[str]:
+    """The URL of a fresh migrated database in it."""
+    admin = Server(mortal.dsn())
+    name = admin.create(template=mortal_template)
     yield admin.dsn_of(name)
     processes.close()  # first: a server alive would connect again and again
     if mortal.pid is None:  # the test failed in the middle of its outage

@@ -19,7 +19,7 @@ from headgate.store.connect import connect
 from headgate.store.upkeep import fold_flows
 from tests.support.server import ServerProcess
 from tests.support.stalls import Stalls
-from tests.support.waiting import PATIENCE, until_async
+from tests.support.waiting import TIME_LIMIT, until_async
 from tests.support.workers import Start, WorkerProcess, all_starts, repeated
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -64,7 +64,7 @@ async def submit(hg: Headgate, topic: str, payloads: Iterable[object]) -> list[U
     return [handle.id for handle in await hg.submit_many(topic, payloads)]
 
 
-async def begun(workers: Sequence[WorkerProcess], number: int, *, within: timedelta = PATIENCE) -> None:
+async def begun(workers: Sequence[WorkerProcess], number: int, *, within: timedelta = TIME_LIMIT) -> None:
     """Wait until so many handlers have begun."""
 
     async def enough() -> bool:
@@ -101,7 +101,7 @@ async def begun_anew(workers: Sequence[WorkerProcess], number: int) -> None:
     await begun(workers, sum(worker.count() for worker in workers) + number)
 
 
-async def all_ended(dsn: str, *, within: timedelta = PATIENCE) -> None:
+async def all_ended(dsn: str, *, within: timedelta = TIME_LIMIT) -> None:
     """Wait until no job is alive."""
     async with connected(dsn) as db:
 
@@ -148,7 +148,7 @@ def attempts(ended: Iterable[Ended]) -> dict[int, int]:
 
 
 def assert_no_link_dropped(workers: Sequence[WorkerProcess], servers: Sequence[ServerProcess], stalls: Stalls) -> None:
-    """Each worker has had one connection. A machine that stood still for most of the second after which a worker hangs
+    """Each worker has had one connection. A machine that stalled for most of the second after which a worker hangs
     up has proved nothing."""
     if stalls.longest > 0.7:
         print(f"the machine stood still for {stalls.longest:.1f} s: links may have dropped")  # noqa: T201

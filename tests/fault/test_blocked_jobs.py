@@ -172,7 +172,7 @@ class Hammer:
             job_id = JobId(self.luck.choice(self.known[-100:]))
             verb = self.luck.choice([verbs.cancel, verbs.redrive, verbs.discard])
             try:
-                async with self.store.lane("admin").use() as db:
+                async with self.store.lane("upkeep").use() as db:
                     await verb(db, tenant_no, [job_id], who="test", reason="")  # type: ignore[operator]
             except HeadgateError:
                 continue

@@ -38,6 +38,15 @@ LANES = {"f'{call}.before_commit'", "f'{call}.after_commit'"}
 # ---------------------------------------------------------------------- which there are
 
 
+def _call_of_lane(node: ast.Call) -> ast.expr | None:
+    """The name that a use of a lane gives to its transaction, if it gives one."""
+    function = ast.unparse(node.func)
+    if function.endswith(".as_tenant") and len(node.args) > 2:
+        return node.args[2]
+    # super().use passes on the name that its caller has given.
+    return node.args[0] if function.endswith(").use") and function != "super().use" and node.args else None
+
+
 def _reached() -> Iterator[tuple[str, bool, Path, int]]:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -53,8 +62,7 @@ def _reached() -> Iterator[tuple[str, bool, Path, int]]:
                 assert isinstance(site, ast.Constant), f"{path}:{node.lineno}: a site is a literal, or nobody finds it"
                 assert isinstance(site.value, str)
                 yield site.value, node.func.attr == "touch", path, node.lineno
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(").use") and node.args:
-                (call,) = node.args
+            elif isinstance(node, ast.Call) and (call := _call_of_lane(node)) is not None:
                 assert isinstance(call, ast.Constant)
                 for when in ("before", "after"):
                     yield f"{call.value}.{when}_commit", False, path, node.lineno
@@ -266,7 +274,7 @@ def test_the_launcher_runs_any_other_command(tmp_path: Path) -> None:
 
 @pytest.mark.req("F16")
 async def test_a_link_that_its_instance_has_forgotten_ends_with_its_next_beat(database: str, tmp_path: Path) -> None:
-    """Its transport lives and its beats arrive: answered, they would go on for ever, and its jobs would lapse."""
+    """Its transport lives and its beats arrive: answered, they would go on forever, and its jobs would expire."""
     release = tmp_path / "release"
     with _armed_server(database, tmp_path, "beat.before_ack=forget@once", "--lease", "6") as server:
         ready = await asyncio.to_thread(server.saw, READY)

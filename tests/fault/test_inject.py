@@ -52,7 +52,7 @@ def started(*command: str, stdout: IO[bytes] | int = subprocess.DEVNULL) -> subp
 
 
 class Ticker:
-    """A shell and its child, which writes a line every moment; and another one beside it, which nobody touches."""
+    """A shell and its child, which writes a line every moment; and another one beside it, which no one touches."""
 
     def __init__(self, folder: Path) -> None:
         self._log, self._others = folder / "ticks", folder / "other-ticks"
@@ -93,7 +93,7 @@ def ticker(tmp_path: Path) -> Iterator[Ticker]:
 # ---------------------------------------------------------------------- processes
 
 
-def test_a_whole_tree_is_stopped_and_goes_on(ticker: Ticker) -> None:
+def test_a_whole_tree_is_stopped_and_continues(ticker: Ticker) -> None:
     assert len(tree(ticker.pid)) == 2
     with Stopped(ticker.pid):
         until(lambda: [state_of(pid) for pid in tree(ticker.pid)] == ["T", "T"], "both are stopped")
@@ -101,7 +101,7 @@ def test_a_whole_tree_is_stopped_and_goes_on(ticker: Ticker) -> None:
     ticker.goes_on()
 
 
-def test_a_tree_is_frozen_by_the_freezer_and_goes_on(ticker: Ticker) -> None:
+def test_a_tree_is_frozen_by_the_freezer_and_continues(ticker: Ticker) -> None:
     freezer = possible(Freezer, tree(ticker.pid))
     assert isinstance(freezer, Freezer)
     with freezer:
@@ -150,7 +150,7 @@ while True:
         process.wait(10)
 
 
-def test_a_process_with_a_false_clock_believes_it_and_follows_its_changes(tmp_path: Path) -> None:
+def test_a_process_with_a_skewed_clock_uses_it_and_follows_its_changes(tmp_path: Path) -> None:
     clock = possible(FalseClock, tmp_path, offset=3600)
     assert isinstance(clock, FalseClock)
     log = tmp_path / "log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from tests.fault.conftest import Servers
 from tests.fault.history import all_ended, begun, check, client, connected, submit
 from tests.fault.lab.proxy import FaultProxy
+from tests.fault.lab.proxy_connections import CLIENT, SERVER
 from tests.support.server import ServerProcess
 from tests.support.stalls import Stalls
 from tests.support.workers import WorkerProcess
 
 LEASE, GRACE = 12.0, 3.0
+HEALED_SECONDS = 15.0
 RUNNING = "SELECT id, attempt FROM headgate.jobs WHERE state = 1"
 LEAVES = r"session_ended worker=\S+ reason=connection_lost"
 
@@ -90,3 +93,45 @@ async def test_a_killed_worker_is_replaced_after_the_grace_and_one_that_lost_its
     assert kept <= set(running)
     assert {job.id: job.attempt for job in ended} == dict.fromkeys(ids, 1) | {lost.job_id: 2}
     assert len(starts) == 5
+
+
+@pytest.mark.req("F1", "T26")
+async def test_a_connection_that_is_dead_in_one_direction_is_replaced_within_15_s(
+    database: str, servers: Servers, start: Start, stalls: Stalls, tmp_path: Path
+) -> None:
+    """With the default lease and grace. Nothing closes the connection: frames of the server are lost on the way to one
+    worker, frames of the other worker on the way to the server. Both keep what they run."""
+    (server,) = await asyncio.to_thread(servers, 1)
+    release = tmp_path / "release"
+    with ExitStack() as until_over:
+        doors = [proxies_before([server, server], until_over) for _ in range(2)]
+        deaf, mute = both = await asyncio.to_thread(
+            start,
+            [
+                one_slot(tmp_path, name, *(proxy.address for proxy in pair))
+                for name, pair in zip(("deaf", "mute"), doors, strict=True)
+            ],
+        )
+        async with client([server]) as hg:
+            ids = await submit(hg, "held", [str(release).encode()] * 2)
+            await begun(both, 2)
+            used = [
+                next(one for one in pair if one.address == worker.connections[0])
+                for pair, worker in zip(doors, both, strict=True)
+            ]
+            cut_at = time.monotonic()
+            for proxy, toward in zip(used, (CLIENT, SERVER), strict=True):
+                proxy.swallow(toward=toward)
+                proxy.refuse()
+            for worker in both:
+                await asyncio.to_thread(worker.is_connected, times=2)
+            healed_in = time.monotonic() - cut_at
+            release.touch()
+            await all_ended(database)
+        ended, starts = await check(database, ids, both)
+    assert healed_in < HEALED_SECONDS, f"{healed_in:.1f} s, of which the machine stood still for {stalls.longest:.1f} s"
+    assert deaf.seen("server_silent ")
+    assert mute.seen("server_silent ")
+    assert {job.attempt for job in ended} == {1}
+    assert len(starts) == 2
+    assert not server.seen("worker_lost")

@@ -73,7 +73,7 @@ async def test_urgent_jobs_overtake_ten_thousand_bulk_jobs_on_three_servers(
         assert await rows.fetchval(FAILED, retried) == BURST
         late = await rows.fetchval(OVERTAKEN, list(again), list(again.values()))
         assert left, "they were done while bulk jobs waited"
-        # A server may hear of it only by its tick, but whoever claims looks at the best priority first: none of them
+        # A server may hear of it only by its tick, but each claim looks at the best priority first: none of them
         # takes more than the one batch that it was just claiming.
         assert overtaken <= 3 * 16, f"{overtaken} bulk jobs started while an urgent one waited"
         assert late <= 3 * 16, f"{late} bulk jobs started while an urgent one waited for its second attempt"

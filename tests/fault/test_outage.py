@@ -89,7 +89,7 @@ def readiness(server: ServerProcess) -> Iterator[Readiness]:
 async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_session(
     mortal: Cluster, mortal_database: str, servers: Servers, workers: Workers, stalls: Stalls, tmp_path: Path
 ) -> None:
-    """The outage is longer than the lease: what runs goes on, and is not taken from its worker afterwards."""
+    """The outage is longer than the lease: what runs continues, and is not taken from its worker afterwards."""
     instances = await asyncio.to_thread(servers, 1, *LEASE, dsn=mortal_database)
     worker_processes = await asyncio.to_thread(workers, 2, instances, concurrency=8)
     release = tmp_path / "release"
@@ -105,7 +105,7 @@ async def test_an_outage_of_the_database_turns_readiness_off_and_drops_no_sessio
                 os.kill(killed, signal.SIGKILL)
                 went_at = time.monotonic()
                 await asyncio.to_thread(health.turns, NOT_SERVING)
-                assert time.monotonic() - went_at > 2  # a short one is nobody's business
+                assert time.monotonic() - went_at > 2  # a short one is no one's business
                 await asyncio.sleep(went_at + LEASE_SECONDS + 0.5 - time.monotonic())  # the length of the fault
                 await asyncio.to_thread(mortal.restart)
                 back_at = time.monotonic()

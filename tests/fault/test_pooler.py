@@ -149,7 +149,7 @@ async def test_jobs_run_retry_pause_and_drain_through_a_pooler_that_dies_under_l
             await resume(db)
         await db.close()
 
-        # A drain: one instance goes in the middle of work, and spends nobody's attempt.
+        # A drain: one instance goes in the middle of work, and spends no one's attempt.
         ids += await submit(hg, "slow", [b"20"] * 200)
         await begun_anew(worker_processes, 150)
         assert await asyncio.to_thread(instances[0].terminate, within=timedelta(seconds=20)) == 0

@@ -1,4 +1,4 @@
-"""Processes behind one port, killed under load: nothing is lost, and whoever is left takes over."""
+"""Processes behind one port, killed under load: nothing is lost, and the others take over."""
 
 from __future__ import annotations
 

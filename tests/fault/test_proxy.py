@@ -20,7 +20,8 @@ import pytest
 from headgate import Headgate
 from tests.fault.history import submit
 from tests.fault.lab.pgwire import StatementWatch
-from tests.fault.lab.proxy import CLIENT, SERVER, FaultProxy
+from tests.fault.lab.proxy import FaultProxy
+from tests.fault.lab.proxy_connections import CLIENT, SERVER
 from tests.fault.lab.proxy_control import Control
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -357,7 +358,7 @@ async def test_a_transaction_is_cut_right_after_its_commit(
 
 
 @pytest.mark.req("F35", "I10")
-async def test_a_server_whose_commit_was_answered_into_the_void_submits_once(
+async def test_a_server_that_did_not_get_the_answer_of_its_commit_submits_once(
     pg_proxy: tuple[FaultProxy, str], database: str, tmp_path: Path
 ) -> None:
     proxy, dsn = pg_proxy

@@ -39,7 +39,7 @@ def test_files_are_merged_by_time_and_a_line_cut_short_is_left_out(tmp_path: Pat
     op = first.invoke("submit", topic="mail")
     second.note("assign", job="a")
     first.end(op, "ok", job="a")
-    again = Recorder(tmp_path, "one")  # a process that was started anew: another file, the same name
+    again = Recorder(tmp_path, "one")  # a process that was started again: another file, the same name
     again.note("proc", what="start")
     with second.path.open("ab") as file:
         file.write(b'{"t": 1, "w": 1, "p"')

@@ -1,4 +1,4 @@
-"""Two releases on one database at once, under load: nothing is lost, and who cannot take part is told why."""
+"""Two releases on one database at once, under load: nothing is lost, and who cannot take part is notified why."""
 
 from __future__ import annotations
 

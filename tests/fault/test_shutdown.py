@@ -22,7 +22,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity
 AT_ONCE = timedelta(seconds=30)
 """A start of a process on a busy machine, but far less than the lease of a minute that these tests run with."""
 GRACE = 30.0
-"""Seconds that a server and a worker wait for what runs, unless told otherwise."""
+"""Seconds that a server and a worker wait for what runs, unless set otherwise."""
 
 
 @pytest.mark.req("T35", "F5", "O19")
@@ -101,7 +101,7 @@ async def test_servers_restarted_in_turn_under_load_cost_no_attempt_and_no_submi
 
 
 @pytest.mark.req("T35")
-async def test_a_handler_that_outlasts_the_grace_of_its_server_goes_on_and_is_not_run_again(
+async def test_a_handler_that_outlasts_the_grace_of_its_server_continues_and_is_not_run_again(
     database: str, servers: Servers, workers: Workers, tmp_path: Path
 ) -> None:
     (first,) = await asyncio.to_thread(servers, 1, "--grace", "1")
@@ -121,7 +121,7 @@ async def test_a_handler_that_outlasts_the_grace_of_its_server_goes_on_and_is_no
 
 
 @pytest.mark.req("T35")
-async def test_who_has_nothing_to_submit_or_waits_for_a_result_does_not_hold_up_a_stop(
+async def test_who_has_nothing_to_submit_or_waits_for_a_result_does_not_delay_a_stop(
     database: str, servers: Servers, workers: Workers, tmp_path: Path
 ) -> None:
     (first,) = await asyncio.to_thread(servers, 1)  # with a grace of half a minute

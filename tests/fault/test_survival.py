@@ -36,7 +36,7 @@ from tests.support.stalls import Stalls
 from tests.support.waiting import until, until_async
 
 SHORT_LEASE = ("--lease", "2")
-LONGER_LEASE = ("--lease", "6")  # where exactly one attempt is right, also on a machine that stands still for a second
+LONGER_LEASE = ("--lease", "6")  # where exactly one attempt is right, also on a machine that stalls for a second
 LEASE_SECONDS = 6.0
 SWEEP_SECONDS = 1.0  # one tick
 BACKOFF_SECONDS = 1.0  # after a first failed attempt, by the default policy
@@ -163,7 +163,7 @@ async def test_what_a_server_claimed_and_never_sent_comes_back_by_its_lease(
     async with claims_held(database) as db, client([first]) as hg:
         ids = await claim_and_freeze(db, hg, first, 8)
         first.kill()
-        lost.kill()  # nobody is left who could say what it did not get
+        lost.kill()  # no one is left who could say what it did not get
     (other,) = await asyncio.to_thread(workers, 1, [second], concurrency=8)
     await all_ended(database)
     ended, starts = await check(database, ids, [lost, other])
@@ -264,7 +264,7 @@ async def test_servers_killed_one_after_the_other_under_load_lose_nothing(
     # A claim that commits after its server has died, and after the worker has come back elsewhere, costs its attempt.
     assert max(attempts(ended)) <= 2
     assert attempts(ended)[1] > 0.9 * len(ended)
-    assert len(starts) == len(ended)  # and no handler ran in vain
+    assert len(starts) == len(ended)  # and no handler ran for nothing
 
 
 @pytest.mark.req("F10", "I2", "I4")
@@ -295,7 +295,7 @@ async def test_a_server_frozen_for_longer_than_its_leases_and_thawed_does_no_har
         await all_ended(database)
     ended, starts = await check(database, [*held, *ids, *more], [*worker_processes, tied])
     assert max(attempts(ended)) <= 2
-    # What the two ran goes on at the other instance; what the tied one ran is lost to it, and runs once more.
+    # What the two ran continues at the other instance; what the tied one ran is lost to it, and runs once more.
     theirs = {
         start.job_id for start in starts if start.topic == "held" and start.pid == tied.pid and claims(start.epoch) == 1
     }
@@ -327,7 +327,7 @@ async def test_a_crash_of_postgres_under_load_loses_nothing_and_drops_no_session
         await all_ended(mortal_database)
     ended, starts = await check(mortal_database, ids, worker_processes)
     flaky = {start.job_id for start in starts if start.topic == "flaky"}
-    # A claim whose answer was lost costs its attempt; nothing was claimed twice in vain.
+    # A claim whose answer was lost costs its attempt; nothing was claimed twice for nothing.
     assert {job.attempt for job in ended if job.id not in flaky} <= {1, 2}
     assert {job.attempt for job in ended if job.id in flaky} <= {2, 3}
     assert_no_link_dropped(worker_processes, instances, stalls)

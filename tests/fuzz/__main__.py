@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.fuzz import parsers
 from tests.fuzz.calls import Method, all_methods
 from tests.fuzz.messages import frames
-from tests.fuzz.stand import Stand, standing
+from tests.fuzz.server import Target, running_target
 from tests.support.database import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -48,18 +48,18 @@ def fuzz_calls(seconds: float, first: int) -> None:
     with tempfile.TemporaryDirectory(prefix="headgate-fuzz-") as folder, running_server() as postgres:
         template = postgres.create_template()
         try:
-            with standing(postgres, template, Path(folder)) as stand:
+            with running_target(postgres, template, Path(folder)) as target:
                 for number in count(first * 1_000):
                     for method in methods:
                         if time.monotonic() > deadline:
                             _say(f"calls: {sum(answers.values())} made of {len(methods)}; {dict(answers)}")
                             return
-                        _round(stand, method, number, answers)
+                        _round(target, method, number, answers)
         finally:
             postgres.drop(template)
 
 
-def _round(stand: Stand, method: Method, number: int, answers: Counter[str]) -> None:
+def _round(target: Target, method: Method, number: int, answers: Counter[str]) -> None:
     @settings(
         max_examples=EXAMPLES,
         database=None,
@@ -71,11 +71,11 @@ def _round(stand: Stand, method: Method, number: int, answers: Counter[str]) -> 
     @seed(number)
     @given(raw=st.lists(frames(method.request), min_size=1, max_size=4 if method.many_in else 1))
     def fuzz(raw: list[bytes]) -> None:
-        answers[stand.caller.ask(method, raw).name] += 1
+        answers[target.caller.ask(method, raw).name] += 1
 
     try:
         fuzz()
-        stand.stands()
+        target.check_alive()
     except BaseException:
         _say(f"{method.name} failed in the round of seed {number}")
         raise

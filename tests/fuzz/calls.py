@@ -28,7 +28,7 @@ FILES = (
 FAULTS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS})
 """What a server says when it is at its wits' end. Nothing that a peer sends may bring it there."""
 OUR_OWN = "Internal error from Core"
-"""What grpc.aio says by itself of a write to a stream whose end it had not heard of yet."""
+"""What grpc.aio says by itself of a write to a stream whose end it had not noticed yet."""
 CALL_SECONDS = 5.0
 LISTEN_SECONDS = 0.05
 """How long a stream that stays open is listened to."""
@@ -92,7 +92,7 @@ class Caller:
         return grpc.aio.insecure_channel(address, options=OPTIONS)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for something on the loop, not for ever."""
+        """Wait for something on the loop, not forever."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(4 * CALL_SECONDS)

@@ -9,20 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from headgate.api.grpc import submit_codec, worker_codec
 from headgate.api.grpc.methods import Unreadable, reader_of
 from headgate.cli import values
 from headgate.cli.admin import _end
-from headgate.cli.topic import policy_of, rate_of
 from headgate.control.auth import parse_tokens
 from headgate.control.permissions import RULES
 from headgate.domain.cron import check_zone, next_occurrence, parse_cron
 from headgate.domain.errors import HeadgateError
 from headgate.domain.filter_parser import parse
 from headgate.domain.ids import new_job_id, parse_job_id
-from headgate.ops.settings import Settings
+from headgate.domain.progress import progress_values
+from headgate.domain.rate_limits import parse_rate
+from headgate.domain.topic_values import policy_of
+from headgate.ops.config_file import parse_file
+from headgate.ops.configuration import parsed, read_configuration
+from headgate.ops.settings import BY_NAME
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.arguments import Arguments
 from headgate.sdk.codec import decode as decode_payload
@@ -67,7 +72,7 @@ def priorities(raw: bytes) -> None:
 
 
 def rates(raw: bytes) -> None:
-    rate_of(_text(raw), field="--rate")
+    parse_rate(_text(raw), field="--rate")
 
 
 def policies(raw: bytes) -> None:
@@ -102,7 +107,7 @@ def worker_frames(raw: bytes) -> None:
     for outcome in frame.outcomes.others:
         _quietly(worker_codec.outcome_of, outcome)
     for word in frame.beat.progress:
-        _quietly(worker_codec.progress_values, word.progress)
+        _quietly(lambda one: progress_values(one.done, one.total, one.message, at_us=0), word.progress)
 
 
 def producer_frames(raw: bytes) -> None:
@@ -143,8 +148,14 @@ def addresses(raw: bytes) -> None:
 
 def settings(raw: bytes) -> None:
     url, _, data = _text(raw).partition("|")
-    found = Settings.from_environ({"HEADGATE_DATABASE_URL": url, "HEADGATE_DATA": data})
+    environ = {"HEADGATE_DATABASE_URL": url, "HEADGATE_DATA": data}
+    found = read_configuration(flags={}, environ=environ, folder=Path("/nowhere"))
     describe(found.database_url or "")
+
+
+def config_files(raw: bytes) -> None:
+    for name, value in parse_file(_text(raw), source="headgate.toml").items():
+        parsed(BY_NAME[name], value.text, field=value.where)
 
 
 def database_urls(raw: bytes) -> None:
@@ -166,7 +177,8 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     read.__name__: read
     for read in (
         *(cron, filters, spans, moments, ends, priorities, rates, policies, payload_texts, job_ids, cursors),
-        *(worker_frames, producer_frames, arguments, results, addresses, settings, database_urls, tokens),
+        *(worker_frames, producer_frames, arguments, results, addresses, settings, config_files, database_urls),
+        tokens,
     )
 }
 SEEDS: Final[dict[str, list[bytes]]] = {
@@ -185,6 +197,7 @@ SEEDS: Final[dict[str, list[bytes]]] = {
     "results": [b'{"a": [1, "x", null]}', b"[" * 5_000],
     "addresses": [b"https://host:7070,[::1]:80", b"host", b"http://[::ffff:1.2.3.4]:99999"],
     "settings": [b"postgresql://user:pw@host:5432/db?host=x|/tmp/data", b"postgres://u|~?"],
+    "config_files": [b'[server]\nlease = "5m"\nport = 70\n[payload]\nredact = ["a"]\n', b'server.lease = """\n1"""'],
     "database_urls": [b"postgresql://u:p%40@[::1]:5432/d%00b?host=a&port=b", b"postgres://["],
     "tokens": [b'{"0123456789abcdef": {"tenant": "acme", "scopes": ["read"], "topics": ["mail"]}}'],
 }

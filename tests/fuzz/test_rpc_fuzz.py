@@ -1,6 +1,6 @@
 """Whatever bytes come, to whichever call: an answer that blames the peer, a server that lives, a neighbour at work.
 
-This is the short lane: the same examples in every run. `make fuzz` goes on for as long as it is told, from any seed.
+This is the short lane: the same examples in every run. `make fuzz` runs for as long as it is asked to, from any seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.calls import Method, all_methods
 from tests.fuzz.messages import frames
-from tests.fuzz.stand import Stand, standing
+from tests.fuzz.server import Target, running_target
 from tests.support.database import Server
 
 METHODS = all_methods()
@@ -21,8 +21,8 @@ EXAMPLES = 25
 
 
 @pytest.fixture(scope="module")
-def stand(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    with standing(postgres, template, tmp_path_factory.mktemp("fuzz")) as found:
+def target(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with running_target(postgres, template, tmp_path_factory.mktemp("fuzz")) as found:
         yield found
 
 
@@ -32,7 +32,7 @@ def test_there_is_something_to_fuzz() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda one: one.name.removeprefix("headgate.v1."))
-def test_no_bytes_make_a_call_the_servers_fault(stand: Stand, method: Method) -> None:
+def test_no_bytes_make_a_call_the_servers_fault(target: Target, method: Method) -> None:
     @settings(
         max_examples=EXAMPLES,
         derandomize=True,
@@ -42,7 +42,7 @@ def test_no_bytes_make_a_call_the_servers_fault(stand: Stand, method: Method) ->
     )
     @given(raw=st.lists(frames(method.request), min_size=1, max_size=4 if method.many_in else 1))
     def fuzz(raw: list[bytes]) -> None:
-        stand.caller.ask(method, raw)
+        target.caller.ask(method, raw)
 
     fuzz()
-    stand.stands()
+    target.check_alive()

@@ -1,6 +1,6 @@
 """What hostile clients do: `python -m tests.hostile.attacks NAME ADDRESSES TOKEN SECONDS`, a process for each.
 
-An attack goes on for its time, whatever it is answered, and prints what it counted. That it is refused is none of its
+An attack continues for its time, whatever it is answered, and prints what it counted. That it is refused is none of its
 business: the neighbour's figures and the servers' memory are the verdict.
 """
 
@@ -41,7 +41,7 @@ Stream: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
 
 @dataclass(slots=True)
 class Target:
-    """Where the servers are, what the attacker holds, and how long it goes on."""
+    """Where the servers are, what the attacker holds, and how long it continues."""
 
     addresses: Sequence[str]
     token: str
@@ -173,7 +173,7 @@ attack("unfinished messages, a token", "default")(unfinished_messages)
 
 @attack("streams that never say hello, no token")
 async def silent_streams(target: Target) -> None:
-    """200 streams on which nothing is said."""
+    """200 streams on which nothing is sent."""
 
     async def silent(channel: grpc.aio.Channel, place: int) -> None:
         calls = [target.stream(channel, WORK if place % 2 else PRODUCE) for _ in range(20)]

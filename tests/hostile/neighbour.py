@@ -29,7 +29,7 @@ def tell(**line: object) -> None:
 
 
 async def main(addresses: str, token: str) -> None:
-    """Until told to stop."""
+    """Until it is asked to stop."""
     hg = Headgate(addresses, token=token)
     stop = asyncio.Event()
     holding: set[asyncio.Task[None]] = set()

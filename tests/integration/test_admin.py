@@ -1,9 +1,7 @@
-"""The operator's verbs on jobs by id, quiet workers, and who is connected: rules, rights and what is written down."""
+"""The verbs of operators on jobs by id: rules, rights and what is written down."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from datetime import timedelta
 from uuid import UUID
@@ -11,8 +9,6 @@ from uuid import UUID
 import pytest
 
 from headgate.control.admin import JobAnswer
-from headgate.dispatch.presence import MOST_SHOWN, WRITE_SECONDS
-from headgate.dispatch.session import WorkerSession
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.identity import PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
@@ -21,13 +17,11 @@ from headgate.store import reads, verbs
 from headgate.store.connect import Connection
 from headgate.store.reads import JobStore
 from tests.support.admin import ANA, OPERATOR, READER, Desk, someone
-from tests.support.dispatch_waits import ManualClock, settle_down, soon
-from tests.support.dispatch_workers import completing, waiting_for
+from tests.support.dispatch_waits import soon
 from tests.support.dispatching import Instance, listening
 from tests.support.epochs import claims, counted
 from tests.support.queue import Clock, Queue, new_id
 from tests.support.waiting import until_async
-from tests.support.watched_store import Hold
 
 FATAL = Failed(error=ErrorInfo(type="ValueError", message="boom"), permanent=True)
 
@@ -144,7 +138,7 @@ async def test_the_first_of_a_spread_redrive_is_due_at_once(still: Instance) -> 
 
 
 async def reads_counts(instance: Instance) -> dict[State, int]:
-    async with instance.store.lane("read").use() as db:
+    async with instance.store.lane("upkeep").use() as db:
         found = await reads.counts(db, await instance.store.tenant_no("acme"))
     (counts,) = found.values()
     return counts
@@ -336,193 +330,6 @@ async def test_verbs_need_the_scope_and_a_bounded_list(still: Instance) -> None:
         await verbs_.cancel(ANA, [])
     with pytest.raises(InvalidInput, match="reason"):
         await verbs_.cancel(ANA, [job], reason="x" * 1_001)
-
-
-# ---------------------------------------------------------------------- quiet workers
-
-
-async def test_a_quiet_worker_gets_no_more_jobs_and_finishes_what_it_holds(one: Instance) -> None:
-    desk = Desk(one)
-    go = asyncio.Event()
-    await one.submit(3)
-    quiet = await one.worker("ant", slots=1, handler=waiting_for(go))
-    await soon(lambda: quiet.tracker.now == 1, "it holds one")
-    await desk.verbs.quiet(OPERATOR, "ant", reason="memory leak")
-    go.set()
-    await one.reach(1, State.COMPLETED)
-    await settle_down()
-    assert len(quiet.tracker.runs) == 1
-    assert (await one.states())[State.PENDING] == 2
-    other = await one.worker("bee", slots=1, handler=completing())
-    await one.reach(3, State.COMPLETED)
-    assert len(other.tracker.runs) == 2
-    await one.submit(1)
-    await one.reach(4, State.COMPLETED)
-    assert await desk.verbs.resume_worker(OPERATOR, "ant")
-    other.lose()
-    await one.submit(2)
-    await one.reach(6, State.COMPLETED)
-    assert len(quiet.tracker.runs) == 3, "its credit is what it was"
-    assert not await desk.verbs.resume_worker(OPERATOR, "ant")
-    assert [(entry.verb, entry.target, entry.reason) for entry in await desk.verbs.audit(READER)] == [
-        ("resume_worker", "worker ant", ""),
-        ("quiet", "worker ant", "memory leak"),
-    ]
-
-
-async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(still: Instance) -> None:
-    await still.submit(2)
-    worker = await still.worker("ant", slots=5)
-    hold = still.store.after["claim"] = Hold()
-    claiming = asyncio.create_task(still.claimer.run_once())
-    await hold.reached()
-    tenant_no = await still.store.tenant_no("acme")
-    still.gate.set_quiet([(tenant_no, "ant")])
-    worker.ready(2)
-    hold.release()
-    assert await claiming == 2  # which go back
-    still.store.after.clear()
-    assert still.free() == 0
-    await still.submit(9)
-    still.demands.wake_all()
-    assert await still.claimer.run_once() == 0
-    still.gate.set_quiet([])
-    assert still.free() == 7, "five that the claim had reserved, and two said meanwhile"
-    assert await still.claimer.run_once() == 7
-    still.gate.set_quiet([(tenant_no, "ant")])
-    worker.lose()
-    assert not still.demands.by_wanted, "one that ends while it is quiet leaves nothing behind"
-
-
-async def test_a_claim_that_waits_while_its_worker_is_made_quiet_gets_no_job(still: Instance) -> None:
-    tenant_no = await still.store.tenant_no("acme")
-    session = WorkerSession(OPERATOR, tenant_no, "ant", time.monotonic, 60_000)
-    still.sessions.begin_call(session)
-    still.demands.ask(session, ["new"], 60_000, 1)
-    still.gate.set_quiet([(tenant_no, "ant")])
-    await still.submit(1, topic="new")
-    still.demands.wake_all()
-    assert await still.claimer.run_once() == 0
-    still.gate.set_quiet([])
-    assert await still.claimer.run_once() == 1
-
-
-async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(one: Instance, database: str) -> None:
-    async with (
-        Instance(database, name="two", tick_seconds=0.2) as two,
-        Instance(database, name="three", tick_seconds=0.2) as three,
-    ):
-        there = await two.worker("ant", slots=5, handler=completing())
-        await Desk(one).verbs.quiet(OPERATOR, "ant")
-        await soon(lambda: two.sessions.quiet_workers and three.sessions.quiet_workers, "all know")
-        there.lose()
-        again = await three.worker("ant", slots=5, handler=completing())
-        await one.submit(2)
-        three.demands.wake_all()
-        ticks = three.ticker.ticks
-        await soon(lambda: three.ticker.ticks > ticks + 2, "some ticks")
-        assert again.tracker.runs == []
-        await Desk(one).verbs.resume_worker(OPERATOR, "ant")
-        await one.reach(2, State.COMPLETED)
-        assert len(again.tracker.runs) == 2
-
-
-async def test_being_quiet_ends_by_itself_and_costs_no_statement_meanwhile(still: Instance, db: Connection) -> None:
-    clock = await Clock.install(db)
-    desk = Desk(still)
-    await still.submit(1)
-    await still.worker("ant", slots=1)
-    quiet = await desk.verbs.quiet(OPERATOR, "ant", span=timedelta(minutes=5))
-    assert quiet.until - quiet.since == timedelta(minutes=5)
-    await still.ticker.run_once()
-    await still.store.count_statements()
-    for _ in range(3):
-        await still.ticker.run_once()
-        assert await still.claimer.run_once() == 0
-    assert await still.store.sent() == 3
-    await clock.advance(minutes=5)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 1
-    await desk.verbs.quiet(OPERATOR, "bee")
-    assert await db.fetch("SELECT worker FROM headgate.quiet_names") == [("bee",)], "what is over is forgotten"
-
-
-async def test_the_same_name_in_another_tenant_is_another_worker(still: Instance) -> None:
-    await Desk(still).verbs.quiet(someone(Scope.OPERATE, tenant="other"), "ant")
-    await still.submit(1)
-    await still.worker("ant", slots=1)
-    assert await still.claimer.run_once() == 1
-    with pytest.raises(PermissionDenied, match="all topics"):
-        await Desk(still).verbs.quiet(someone(Scope.OPERATE, topics=["mail"]), "ant")
-
-
-# ---------------------------------------------------------------------- who is connected
-
-
-async def test_workers_of_all_instances_are_listed(one: Instance, database: str) -> None:
-    desk = Desk(one)
-    await one.submit(2)
-    worker = await one.worker("ant", "mail", "sms", slots=3)
-    await worker.take()
-    await soon(lambda: one.free() == 1, "what the claim left is given back")
-    await one.worker("foreign", slots=1, tenant="other")
-    async with Instance(database, name="two") as two:
-        await two.worker("bee", slots=4)
-        await soon(lambda: two.store.got and two.free() == 4, "its first look is over")
-        there = Desk(two)
-        await there.verbs.quiet(OPERATOR, "bee")
-        assert await there.presence.run_once()
-        found = await desk.verbs.workers(READER)
-        assert [
-            (view.worker, view.instance, list(view.topics), view.holding, view.credit, view.quiet) for view in found
-        ] == [
-            ("ant", "one", ["mail", "sms"], 2, 1, False),
-            ("bee", "two", ["mail"], 0, 4, True),
-        ]
-        assert [view.worker for view in await desk.verbs.workers(someone(Scope.READ, topics=["sms"]))] == ["ant"]
-        await one.worker("bee")  # it has come over
-        assert [(view.worker, view.instance) for view in await desk.verbs.workers(READER)] == [
-            ("ant", "one"),
-            ("bee", "one"),
-        ]
-        await desk.presence.run_once()
-        status = await desk.verbs.status(READER)
-        assert [(view.name, view.workers) for view in status.instances] == [("one", 2), ("two", 1)]
-
-
-async def test_two_processes_with_one_worker_id_on_two_instances_are_both_listed(one: Instance, database: str) -> None:
-    desk = Desk(one)
-    await one.worker("twin", incarnation=1)
-    async with Instance(database, name="two") as two:
-        await two.worker("twin", incarnation=2)
-        assert await Desk(two).presence.run_once()
-        found = [(view.worker, view.instance) for view in await desk.verbs.workers(READER)]
-        assert found == [("twin", "one"), ("twin", "two")]
-        await one.worker("twin", incarnation=2)  # the second comes over, and takes the place of the first
-        assert [(view.worker, view.instance) for view in await desk.verbs.workers(READER)] == [("twin", "one")]
-
-
-async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(database: str, db: Connection) -> None:
-    clock = ManualClock()
-    async with Instance(database, running=False, now=clock) as one:
-        desk = Desk(one)
-        assert not await desk.presence.run_once(), "nobody is connected, as before"
-        for number in range(MOST_SHOWN + 50):
-            await one.worker(f"w{number:03}")
-        assert await desk.presence.run_once()
-        await one.worker("late")
-        assert not await desk.presence.run_once(), "not more often than every few seconds"
-        clock.advance(WRITE_SECONDS)
-        assert await desk.presence.run_once()
-        clock.advance(WRITE_SECONDS)
-        assert not await desk.presence.run_once(), "nothing has changed"
-        rows = await db.fetch("SELECT summary -> 'counts' #>> '{}', summary FROM headgate.instances")
-        assert len(rows) == 1
-        assert len(rows[0][1]) < 60_000
-        async with Instance(database, name="two", running=False) as two:
-            assert len(await Desk(two).verbs.workers(READER)) == MOST_SHOWN
-            status = await Desk(two).verbs.status(READER)
-            assert status.instances[0].workers == MOST_SHOWN + 51, "the number is true, even where names are left out"
 
 
 async def test_completed_jobs_can_be_redriven_too(still: Instance) -> None:

@@ -1,4 +1,4 @@
-"""Admission on a real PostgreSQL: full of submits, an instance goes on dispatching, and takes all it said it took."""
+"""Admission on a real PostgreSQL: full of submits, an instance continues dispatching, and takes all it said it took."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ async def submit_write(
     rows = await one.store.fill_plain(one.tenant, topic, ids, [b"x"] * PAGE, [], new_id=True)
     return SubmitWrite(
         rows,
+        len(rows),
         200 * PAGE,
         done=lambda odd: answered.append("odd" if odd else word),
         failed=lambda error: answered.append(error.code),
     )
 
 
-async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_keeps_its_word(one: Instance) -> None:
+async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_answers_all_it_has_taken(
+    one: Instance,
+) -> None:
     first = await one.submit(50)
     hold = one.store.before["submit"] = Hold()
     answered: list[str] = []
@@ -52,13 +55,14 @@ async def test_an_instance_full_of_submits_dispatches_settles_and_renews_and_kee
     await hold.reached()
     assert refused
     assert min(error.retry_after_ms for error in refused) >= 50
-    assert not answered  # nobody is told of a commit that has not come
+    assert not answered  # no one is notified of a commit that has not come
     assert one.submitter.writer.waiting_rows <= QUEUE_ROWS
     shares = [stream.rows for stream in streams]
     assert max(shares) - min(shares) <= 2 * PAGE  # in each other's presence, all get about the same
     # Nothing of this stands in the way of work that was taken before.
     worker = await one.worker("w", slots=50, handler=completing())
     await one.reach(50, State.COMPLETED)
+    await asyncio.wait_for(_until(lambda: len(worker.receipts) == 50), SOON.total_seconds())  # told after the commit
     assert {job_id for job_id, _ in worker.receipts} == set(first)
     hold.release()
     await asyncio.wait_for(_until(lambda: len(answered) == taken), SOON.total_seconds())
@@ -88,7 +92,7 @@ async def test_a_polite_caller_is_let_in_and_in_the_next_flush_while_a_greedy_on
 async def test_submits_rest_only_after_large_flushes_and_only_while_outcomes_wait(one: Instance) -> None:
     waiting = False
     submitter = Submitter(one.store, one.wakes, one.times, outcomes_wait=lambda: waiting)
-    assert submitter._rest(2_000, 0.1) == 0.0  # a burst with nobody working is taken at full speed
+    assert submitter._rest(2_000, 0.1) == 0.0  # a burst with no one working is taken at full speed
     waiting = True
     assert submitter._rest(1, 0.1) == 0.0
     assert submitter._rest(2_000, 0.1) == pytest.approx(0.1 * REST_TIMES)

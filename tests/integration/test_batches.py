@@ -14,14 +14,17 @@ from headgate.domain.errors import BatchSealed, InvalidInput, NotFound
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import EventKind, State
+from headgate.domain.topic_sets import TopicSet
 from headgate.store import dependencies, reads
 from headgate.store.batches import batch_status, expire_batches, open_batch, seal_batch
 from headgate.store.connect import Connection
-from tests.integration.test_dependencies import DIES, blocked_on_a_lock, free, refused, rivals, state, until
+from tests.integration.test_dependencies import DIES, free, refused, state
+from tests.integration.test_dependency_races import blocked_on_a_lock, rivals, until
 from tests.support.queue import Clock, Queue, new_id
 
 COUNT_WRITES = """
 CREATE TABLE public.written (what text);
+GRANT ALL ON public.written TO PUBLIC;
 CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
     INSERT INTO public.written VALUES (TG_ARGV[0]); RETURN NULL; END';
 CREATE TRIGGER noted AFTER UPDATE ON headgate.jobs FOR EACH ROW WHEN (OLD.id = 'CALLBACK')
@@ -65,7 +68,7 @@ async def test_the_callback_runs_when_the_batch_is_sealed_and_all_have_ended(que
     status = await batch_status(queue.db, tenant, batch)
     assert (status.name, status.total, status.counted, status.callback_id) == ("import", 4, 4, callback)
     assert status.counts == {State.COMPLETED: 2, State.DEAD: 1, State.PENDING: 1}
-    assert (status.callback_state, status.topics) == (State.BLOCKED, {"done"})
+    assert (status.callback_state, status.topics) == (State.BLOCKED, TopicSet.of("done"))
     assert status.sealed_at is not None
     claimed = await queue.claim()
     await queue.settle((late, 1, Completed()))

@@ -224,7 +224,7 @@ LEASE = timedelta(milliseconds=20)  # about as long as a batch takes: some are r
 
 
 def outcome_of(job_id: UUID, epoch: int) -> Outcome | None:
-    """What this attempt comes to, None for a worker that is never heard of again. The same in every process."""
+    """What this attempt comes to, None for a worker that never reports. The same in every process."""
     odds: list[tuple[int, Outcome | None]] = [
         (10, BOOM),
         (13, Nack(delay=AT_ONCE, reason="not now")),
@@ -362,7 +362,7 @@ async def test_nothing_is_lost_or_doubled_when_everything_happens_at_the_same_ti
         assert max(attempt for log in logs for *_, attempt in log.delivered) == MAX_ATTEMPTS
         assert max(row["attempt"] for row in finished) == MAX_ATTEMPTS
 
-        # What the workers were told is what the rows say. The rest died of lapsed leases, or was cancelled.
+        # What the workers were notified is what the rows say. The rest died of expired leases, or was cancelled.
         said = Counter(state for log in logs for _, state in log.ended)
         states = Counter(State(row["state"]) for row in finished)
         assert said[State.COMPLETED] == states[State.COMPLETED]

@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 
 from headgate.dispatch.delivery import ControlFrame, Delivery
-from headgate.dispatch.session import MAX_QUEUED_PARTS, SessionOverflow
+from headgate.dispatch.session import MAX_CONTROL_WEIGHT, MAX_QUEUED_PARTS
+from headgate.dispatch.session_ends import SessionOverflow
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreError, StoreUnavailable
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
@@ -111,7 +112,10 @@ async def test_what_was_written_stays_leased_when_the_stream_breaks(one: Instanc
 async def test_the_open_stream_is_the_presence_and_when_it_ends_nothing_more_is_claimed(
     one: Instance, db: Connection
 ) -> None:
-    tables = "SELECT relname, n_tup_ins FROM pg_stat_user_tables WHERE relname ~ 'worker|session|presence|subscri'"
+    tables = (
+        "SELECT relname, n_tup_ins FROM pg_stat_user_tables"
+        " WHERE relname ~ 'worker|session|presence|subscri' AND relname <> 'web_sessions'"  # of browsers
+    )
     worker = await one.worker(slots=5, handler=completing())
     await soon(lambda: one.store.got, "it has looked")
     assert await db.fetch(tables) == []
@@ -131,11 +135,15 @@ async def test_a_worker_that_does_not_read_is_closed_and_its_jobs_go_to_others(o
     deaf = await one.worker("deaf", slots=1)
     jobs = await one.submit(1)
     await soon(lambda: len(deaf.session.held) == 1, "a job is queued for it")
-    for _ in range(MAX_QUEUED_PARTS):
+    for _ in range(MAX_CONTROL_WEIGHT):
         deaf.session.send_control(ControlFrame(beat_ack=True))
     assert deaf.session.ended is None
+    before = one.store.calls["claim"]
     deaf.ready(1)
     jobs += await one.submit(1)
+    await settle_down()
+    assert one.store.calls["claim"] == before, "nothing more is claimed for it until it reads"
+    deaf.session.send_control(ControlFrame(beat_ack=True))
     await soon(lambda: deaf.session.ended is not None, "its buffer is full")
     assert isinstance(deaf.session.ended, SessionOverflow)
     # Its stream is stuck in a write and has not noticed: nothing more is claimed for it meanwhile.
@@ -147,6 +155,23 @@ async def test_a_worker_that_does_not_read_is_closed_and_its_jobs_go_to_others(o
     deaf.lose()
     await one.worker("good", slots=10, handler=completing())
     await one.reach(7, State.COMPLETED)
+
+
+async def test_a_burst_of_small_frames_delays_a_worker_and_does_not_close_it(one: Instance) -> None:
+    busy = await one.worker("busy", slots=1)
+    await one.submit(1)
+    await soon(lambda: len(busy.session.held) == 1, "a job is queued for it")
+    for _ in range(MAX_QUEUED_PARTS):
+        busy.session.send_control(ControlFrame(beat_ack=True))
+    busy.ready(1)
+    await one.submit(1)
+    await settle_down()
+    assert busy.session.ended is None
+    assert len(busy.session.held) == 1
+    while len(busy.session.held) < 2:  # it reads again
+        async with asyncio.timeout(5):
+            assert await busy.session.next_part() is not None
+    assert busy.session.ended is None
 
 
 @pytest.mark.req("D2", "D4", "D15")
@@ -168,7 +193,7 @@ async def test_two_instances_and_twenty_workers_run_each_job_once_without_a_roll
         assert {run.attempt for run in tracker.runs} == {1}
         assert {run.worker[:3] for run in tracker.runs} == {"one", "two"}
 
-    async def alone() -> bool:  # a session that has ended has told all its figures
+    async def alone() -> bool:  # a session that has ended has reported all its figures
         return bool(await db.fetchval("SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database()"))
 
     await until_async(alone, "all other sessions are gone")
@@ -332,7 +357,7 @@ async def test_a_worker_without_its_lease_gets_stale_and_the_second_success_coun
     assert (await first.report(job, 1, await late(run))).receipt is Receipt.STALE
     view = await still.job(job)
     assert (view.state, view.attempt, view.worker) == (State.COMPLETED, 2, "second")
-    async with still.store.lane("read").use() as connection:
+    async with still.store.lane("upkeep").use() as connection:
         assert await connection.fetchval("SELECT result FROM headgate.archive WHERE id = $1", job) == b"mine"
         assert await connection.fetchval("SELECT count(*) FROM headgate.archive WHERE id = $1", job) == 1
 

@@ -1,4 +1,4 @@
-"""Hints and the watermark: what lies below the mark of a claimer is found all the same."""
+"""Hints and the watermark: what lies below the mark of a claimer is found anyway."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_the_tick_finds_jobs_below_the_mark_for_an_idle_session(still: Ins
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
     assert await still.claimer.run_once() == 0
-    # Somebody else handed it back, and told nobody.
+    # Another worker abandoned it, and no one was notified.
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
     assert await still.claimer.run_once() == 0
     await still.ticker.run_once()
@@ -121,7 +121,7 @@ async def test_the_tick_finds_jobs_below_the_mark_for_an_idle_session(still: Ins
 
 
 async def test_sessions_that_are_never_idle_find_it_too_within_a_few_ticks(still: Instance, db: Connection) -> None:
-    """At each tick all credit is spent, so nobody asks whether the topic has work; the sweep must not depend on it."""
+    """At each tick all credit is spent, so no one asks whether the topic has work; the sweep must not depend on it."""
     (job,), _ = await below_the_mark(still)
     worker = await still.worker(slots=1)
     await still.submit(50)
@@ -149,7 +149,7 @@ async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(still:
     assert got[:30] == jobs
 
 
-async def test_a_sweep_that_finds_more_than_it_may_take_goes_on_where_it_stopped(
+async def test_a_sweep_that_finds_more_than_it_may_take_continues_where_it_stopped(
     still: Instance, db: Connection
 ) -> None:
     jobs, _ = await below_the_mark(still, 30)
@@ -183,7 +183,7 @@ async def test_after_a_lost_connection_claims_start_from_the_head(one: Instance)
 
 async def test_on_an_ageing_topic_new_urgent_work_below_the_mark_is_claimed_at_once(one: Instance) -> None:
     await one.submit()  # makes the topic
-    async with one.store.lane("read").use() as db:
+    async with one.store.lane("upkeep").use() as db:
         await db.execute("UPDATE headgate.topics SET ageing_step_us = 3600000000")  # an hour for each unit of priority
         await one.store.names.refresh(db)
     worker = await one.worker(slots=1, handler=completing())

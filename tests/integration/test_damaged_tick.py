@@ -1,4 +1,4 @@
-"""A tick that meets something unreadable: what lies elsewhere is still found, promoted and told."""
+"""A tick that meets something unreadable: what lies elsewhere is still found, promoted and reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LANGUAGE plpgsql AS $$ BEGIN
 END $$"""
 REAP = """
 CREATE OR REPLACE FUNCTION headgate.reap_v1(n_ int, floor_ timestamptz, one_by_one_ boolean DEFAULT false)
-RETURNS TABLE (tenant_no int, id uuid, state smallint, run_at timestamptz, problem text)
+RETURNS TABLE (tenant_no int, id uuid, state smallint, run_at timestamptz, topic_no int, problem text)
 LANGUAGE plpgsql AS $$ BEGIN RAISE 'invalid page in block 7' USING ERRCODE = 'XX001'; END $$"""
 
 

@@ -1,4 +1,5 @@
-"""No job is started after its deadline, by the database's clock; that costs no other job anything."""
+"""No job is started after its deadline, by the database's clock, nor one that was submitted by SQL with a payload that
+does not match; that costs no other job anything."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from headgate.domain.states import State
 from headgate.domain.views import Redrive
 from headgate.store.admin import AdminStore
 from headgate.store.connect import Connection
+from headgate.store.topics import TopicStore
 from tests.support.dispatching import Instance
 from tests.support.queue import Clock
 
@@ -29,7 +31,7 @@ def credit(instance: Instance) -> dict[str, int]:
     }
 
 
-async def test_a_job_past_its_deadline_is_not_delivered_and_its_neighbours_are(still: Instance, clock: Clock) -> None:
+async def test_a_job_past_its_deadline_is_not_delivered_and_the_others_are(still: Instance, clock: Clock) -> None:
     first = await still.submit()
     late = [
         *await still.submit(deadline=clock.now + SECOND, headers={"trace": "abc"}),
@@ -70,9 +72,7 @@ async def test_a_claim_of_nothing_but_late_jobs_sends_nothing_and_keeps_the_cred
     assert await still.states() == {State.DEAD: 4}
 
 
-async def test_a_job_whose_payload_is_gone_ends_and_its_neighbours_are_delivered(
-    still: Instance, db: Connection
-) -> None:
+async def test_a_job_whose_payload_is_gone_ends_and_the_others_are_delivered(still: Instance, db: Connection) -> None:
     (bare,) = await still.submit(payload=b"l" * 3_000)
     others = await still.submit(2)
     await db.execute("DELETE FROM headgate.payloads WHERE id = $1", bare)
@@ -188,3 +188,52 @@ async def test_a_sql_submit_stores_the_same_deadline(still: Instance, db: Connec
     assert found[0].deadline == found[1].deadline == at
     rows = await db.fetch("SELECT DISTINCT headers FROM headgate.jobs")
     assert len(rows) == 1
+
+
+SUBMIT = "SELECT headgate.submit('mail', $1::jsonb, tenant => 'acme', headers => $2::jsonb)"
+SCHEMA = '{"type": "object", "properties": {"to": {"type": "string"}}}'
+
+
+async def test_a_payload_of_an_sql_submit_that_does_not_match_is_not_delivered_and_ends_dead(still: Instance) -> None:
+    topics = TopicStore(still.store)
+    await topics.set_topic("acme", "mail", rules={"payload_schema": SCHEMA}, limits={}, actor="ana", reason="")
+    await still.store.refresh_names()
+    before = await still.submit(payload=b'{"to": 1}')  # stored by a server: whoever checks payloads has checked this
+    async with still.store.lane("upkeep").use() as db:
+        bad, good, headed = [
+            await db.fetchval(SUBMIT, *values)
+            for values in (('{"to": 3}', None), ('{"to": "a"}', None), ('{"to": 4}', '{"trace": "abc"}'))
+        ]
+    worker = await still.worker("one", slots=5)
+    await still.claimer.run_once()
+    delivery = await worker.take()
+    assert sorted(delivery.ids) == sorted([*before, good])
+    assert credit(still) == {"one": 3}
+    await still.flushed()
+    for job_id, found in ((bad, 3), (headed, 4)):
+        job = await still.job(job_id)
+        assert (job.state, job.attempt) == (State.DEAD, 1)
+        assert f'payload/to: {found} is not of type "string"' in job.last_error
+        assert "was submitted by SQL, and was not started" in job.last_error
+        assert [(event.kind.label, event.error_type) for event in job.events] == [("failed", "payload_mismatch")]
+    assert (await still.job(headed)).headers == {"trace": "abc"}  # what marks it is not shown
+
+
+async def test_a_redriven_job_is_checked_by_the_schema_that_its_topic_has_then(still: Instance) -> None:
+    topics = TopicStore(still.store)
+    await topics.set_topic("acme", "mail", rules={"payload_schema": SCHEMA}, limits={}, actor="ana", reason="")
+    await still.store.refresh_names()
+    async with still.store.lane("upkeep").use() as db:
+        job_id = await db.fetchval(SUBMIT, '{"to": 3}', None)
+    worker = await still.worker("one", slots=1)
+    await still.claimer.run_once()
+    await still.flushed()
+    assert await still.states() == {State.DEAD: 1}
+    await topics.set_topic("acme", "mail", rules={"payload_schema": None}, limits={}, actor="ana", reason="")
+    await still.store.refresh_names()
+    await AdminStore(still.store).redrive(
+        await still.store.tenant_no("acme"), [job_id], Redrive(), who="ana", reason=""
+    )
+    still.demands.wake_all()
+    await still.claimer.run_once()
+    assert list((await worker.take()).ids) == [job_id]

@@ -21,7 +21,7 @@ from headgate.store import preflight
 from headgate.store.dispatch_store import DispatchStore
 from tests.support.dispatch_waits import soon
 
-LANES = ("submit", "claim", "settle", "leases", "tick", "admin", "unblock", "schedule")
+LANES = ("submit", "claim", "settle", "leases", "tick", "upkeep", "unblock", "schedule")
 
 
 async def commit_levels(store: DispatchStore) -> set[str]:
@@ -93,7 +93,7 @@ async def test_a_server_that_loses_its_durability_is_not_ready_acknowledges_noth
 
     await submit()
     await db.execute(f"UPDATE public.settings SET {setting} = 'off'")
-    await soon(lambda: not server._health.ready, "the server is not ready")
+    await soon(lambda: not server.health.ready, "the server is not ready")
     assert "not_ready reason=" in caplog.text
     assert f"{setting} is off" in caplog.text
     before = await db.fetchval("SELECT count(*) FROM headgate.jobs")
@@ -101,5 +101,5 @@ async def test_a_server_that_loses_its_durability_is_not_ready_acknowledges_noth
         await submit()
     assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == before
     await db.execute(f"UPDATE public.settings SET {setting} = 'on'")
-    await soon(lambda: server._health.ready, "the server is ready again")
+    await soon(lambda: server.health.ready, "the server is ready again")
     await submit()

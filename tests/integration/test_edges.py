@@ -172,7 +172,7 @@ async def test_a_promotion_wakes_the_topic_of_its_own_tenant(database: str, cloc
         assert not acme.session.held
 
 
-async def test_of_one_id_under_two_tenants_only_the_lapsed_attempt_is_reaped_and_only_its_worker_is_notified(
+async def test_of_one_id_under_two_tenants_only_the_expired_attempt_is_reaped_and_only_its_worker_is_notified(
     database: str, db: Connection, clock: Clock, seconds: ManualClock
 ) -> None:
     async with Instance(database, running=False, now=seconds) as one:

@@ -82,7 +82,7 @@ async def test_submit_and_claim_in_one_call_takes_an_epoch_never_given_before(qu
     assert seen == sorted(set(seen))
 
 
-async def test_a_job_that_used_up_its_range_goes_on_in_one_of_its_own(queue: Queue) -> None:
+async def test_a_job_that_used_up_its_range_continues_in_one_of_its_own(queue: Queue) -> None:
     """Hand-backs cost no attempt, so a job may be claimed any number of times."""
     (job_id,) = await queue.add()
     await queue.db.execute("UPDATE headgate.jobs SET epoch = epoch + 1022")
@@ -107,7 +107,7 @@ async def test_epochs_of_one_flush_grow_by_one_at_each_claim_and_later_flushes_l
     assert (await queue.claim(1, "later")).epochs[0] > max(again.epochs)
 
 
-async def test_a_redrive_goes_on_counting_and_after_a_restore_begins_above_all_that_was(queue: Queue) -> None:
+async def test_a_redrive_continues_counting_and_after_a_restore_begins_above_all_that_was(queue: Queue) -> None:
     """The lost days may have seen the redrive, and a claim of it, already."""
     ids = await queue.add(2)
     epochs = dict(zip(ids, (await queue.claim(2)).epochs, strict=True))
@@ -137,7 +137,7 @@ async def test_epochs_far_beyond_32_bits_pass_through_every_call(database: str, 
         assert (await worker.report(done, epochs[done], Completed())).receipt is Receipt.APPLIED
         assert (await worker.report(back, epochs[back], DEAD)).receipt is Receipt.APPLIED
         assert (await worker.report(done, epochs[done], Completed())).receipt is Receipt.DUPLICATE
-        async with one.store.lane("admin").use() as link:
+        async with one.store.lane("upkeep").use() as link:
             await verbs.cancel(link, await one.store.tenant_no("acme"), [stops])
         tick = await one.ticker.run_once()
         assert tick.cancels == [(await one.store.tenant_no("acme"), stops, epochs[stops])]

@@ -15,6 +15,8 @@ from headgate.domain.filter_parser import parse
 from headgate.domain.fingerprint import group_of
 from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.timestamps import EPOCH
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.workers import stored_worker
 from headgate.store import dead_letters, listing, matching, verbs
 from headgate.store.connect import Connection, connect
@@ -34,7 +36,7 @@ def failing(kind: str, message: str) -> Failed:
 
 
 async def found(
-    queue: Queue, text: str, *, topics: frozenset[str] | None = None, limit: int = 50, oldest: bool = False
+    queue: Queue, text: str, *, topics: TopicSet | None = None, limit: int = 50, oldest: bool = False
 ) -> list[JobId]:
     """The ids of all pages, oldest first."""
     ids: list[JobId] = []
@@ -64,7 +66,7 @@ class World:
     clock: Clock
     names: dict[str, JobId]
 
-    async def named(self, text: str, *, topics: frozenset[str] | None = None) -> set[str]:
+    async def named(self, text: str, *, topics: TopicSet | None = None) -> set[str]:
         by_id = {job_id: name for name, job_id in self.names.items()}
         return {by_id[job_id] for job_id in await found(self.queue, text, topics=topics)}
 
@@ -175,8 +177,8 @@ async def test_ids_groups_and_schedules_are_found(world: World) -> None:
 
 
 async def test_a_token_of_some_topics_sees_those_only_and_another_tenant_nothing(world: World) -> None:
-    assert await world.named("", topics=frozenset({"sms"})) == {"late", "gone"}
-    assert await world.named("topic:mail*", topics=frozenset({"sms"})) == set()
+    assert await world.named("", topics=TopicSet.of("sms")) == {"late", "gone"}
+    assert await world.named("topic:mail*", topics=TopicSet.of("sms")) == set()
     other = Queue(world.queue.db, tenant="other")
     assert await found(other, "") == []
     assert await found(other, f"id:{world.names['old']}") == []
@@ -202,7 +204,7 @@ async def test_relative_times_stay_put_from_page_to_page(queue: Queue) -> None:
 
 
 async def test_payloads_are_looked_into_within_bounds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page reads so many and goes on by its cursor; a payload over its limit matches neither way."""
+    """A page reads so many and continues by its cursor; a payload over its limit matches neither way."""
     monkeypatch.setattr(listing, "BODIES_AT_ONCE", 3)
     monkeypatch.setattr(listing, "BODIES_AT_MOST", 6)
     wanted = await queue.add(1, payload=b'{"a": 1}')
@@ -237,7 +239,7 @@ async def test_a_count_is_exact_to_its_bound_and_says_when_it_is_not(queue: Queu
 # --- dead letters -----------------------------------------------------------------------------------------------------
 
 
-async def groups(queue: Queue, *, topics: frozenset[str] | None = None, limit: int = 100) -> DeadGroups:
+async def groups(queue: Queue, *, topics: TopicSet | None = None, limit: int = 100) -> DeadGroups:
     return await dead_letters.dead_groups(queue.db, queue.names, await queue.tenant_no(), topics=topics, limit=limit)
 
 
@@ -266,7 +268,7 @@ async def test_dead_letters_are_grouped_by_topic_and_kind_of_error(queue: Queue)
     assert (seen.looked_at, seen.exact) == (10, True)
     assert first.sample_id in await found(queue, f"state:dead topic:mail error_group:{first.group}")
     assert len(await found(queue, f"state:dead topic:mail error_group:{first.group}")) == 3
-    assert {one.topic for one in (await groups(queue, topics=frozenset({"sms"}))).groups} == {"sms"}
+    assert {one.topic for one in (await groups(queue, topics=TopicSet.of("sms"))).groups} == {"sms"}
     assert (await groups(Queue(queue.db, tenant="other"))).groups == []
     assert not (await groups(queue, limit=1)).exact
 
@@ -306,7 +308,7 @@ async def test_no_page_reads_the_whole_archive(queue: Queue, database: str) -> N
             await link.execute(f"SET LOCAL plan_cache_mode = {mode}")
             if text == "dead groups":
                 await dead_letters.dead_groups(link, queue.names, tenant)
-                page = JobPage(jobs=[], cursor="")
+                page = JobPage(jobs=[], cursor="", read_at=EPOCH)
             else:
                 page = await matching.list_matching(link, queue.names, tenant, parse(text), limit=20, oldest=oldest)
             rows: int = await link.fetchval(
@@ -336,6 +338,9 @@ async def test_no_page_reads_the_whole_archive(queue: Queue, database: str) -> N
             seen, rows = await touched(text, mode, oldest=oldest)
             assert rows <= bound, (mode, oldest, text, rows)
             assert seen == jobs or oldest, (mode, text, seen)  # what is newest comes on a later page then
+    for text, partial in (("error:none", True), ("tag:red", False), ("", False)):
+        page = await matching.list_matching(queue.db, queue.names, tenant, parse(text), limit=20)
+        assert page.partial == partial, text
 
 
 # --- strangers' filters -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Schedules whose topic takes no more jobs: no occurrence is lost, no other schedule is held up, nothing spins."""
+"""Schedules whose topic takes no more jobs: no occurrence is lost, no other schedule is delayed, nothing spins."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_catching_up_makes_as_many_jobs_as_the_topic_has_capacity_for(benc
     assert (view.next_at, view.full_since, view.fired, view.skipped) == (NOON + 6 * MINUTE, None, 5, 0)
 
 
-async def test_one_that_is_to_skip_counts_the_occurrence_and_goes_on(bench: Bench) -> None:
+async def test_one_that_is_to_skip_counts_the_occurrence_and_continues(bench: Bench) -> None:
     await bound(bench, 0)
     await bench.put(when_full=WhenFull.SKIP)
     await bench.clock.advance(minutes=1)
@@ -165,7 +165,7 @@ async def test_one_that_is_to_skip_counts_the_occurrence_and_goes_on(bench: Benc
 
 @pytest.mark.parametrize("when_full", list(WhenFull))
 async def test_a_job_is_not_cancelled_for_one_that_cannot_be_made(bench: Bench, when_full: WhenFull) -> None:
-    """overlap=replace: the earlier job stays until there is room for the one that replaces it."""
+    """overlap=replace: the earlier job stays until there is space for the one that replaces it."""
     await bench.put(overlap=Overlap.REPLACE, when_full=when_full)
     await bench.put("neighbour", topic="other")
     await bench.clock.advance(minutes=1)

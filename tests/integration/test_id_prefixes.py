@@ -11,9 +11,10 @@ import pytest
 from headgate.domain.dependencies import NewBatch
 from headgate.domain.errors import InvalidInput
 from headgate.domain.identity import Identity, Scope
-from headgate.domain.ids import IdKind, JobId, id_range
+from headgate.domain.ids import IdKind, JobId, id_range, new_job_id, parse_job_id
 from headgate.domain.outcomes import Completed
-from headgate.store import id_prefixes
+from headgate.domain.topic_sets import TopicSet
+from headgate.store import batches, id_prefixes
 from headgate.store.batches import list_batches, open_batch, seal_batch
 from headgate.store.connect import Connection
 from headgate.store.id_prefixes import find_ids
@@ -37,7 +38,7 @@ def queue(db: Connection) -> Queue:
 async def found(
     queue: Queue, prefix: str, *, kind: IdKind = IdKind.JOB, topics: set[str] | None = None
 ) -> tuple[list[UUID], bool]:
-    seen = None if topics is None else frozenset(topics)
+    seen = None if topics is None else TopicSet.of(*topics)
     return await find_ids(queue.db, await queue.tenant_no(), kind, id_range(prefix), topics=seen, limit=5)
 
 
@@ -72,7 +73,7 @@ async def test_batches_and_operations_are_found_and_batches_listed(queue: Queue)
     tenant = await queue.tenant_no()
     ids = [made(number) for number in range(1, 4)]
     for one, topics in zip(ids, ({"mail"}, {"mail", "print"}, None), strict=True):
-        owners = None if topics is None else frozenset(topics)
+        owners = None if topics is None else TopicSet.of(*topics)
         await open_batch(queue.db, queue.names, tenant, NewBatch(id=one, name=f"batch {one.int % 16}", topics=owners))
     await queue.submit(queue.job(batch=ids[0]), queue.job(batch=ids[0]))
     await seal_batch(queue.db, tenant, ids[1])
@@ -93,11 +94,33 @@ async def test_batches_and_operations_are_found_and_batches_listed(queue: Queue)
 
     assert await ids_of_page(open_only=True) == [ids[2], ids[0]]
     assert await ids_of_page(limit=1, before=ids[2]) == [ids[1]]
-    assert await ids_of_page(topics=frozenset({"mail"})) == [ids[0]]
+    assert await ids_of_page(topics=TopicSet.of("mail")) == [ids[0]]
     callback = queue.job("done")
     await open_batch(queue.db, queue.names, tenant, NewBatch(id=new_id()), callback=callback)
     newest = (await list_batches(queue.db, tenant))[0][0]
     assert (newest.callback_id, newest.callback_state and newest.callback_state.label) == (callback.id, "blocked")
+
+
+async def test_the_cursor_of_a_list_of_batches_names_no_batch_of_other_topics(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "LOOK_AT", 3)
+    tenant = await queue.tenant_no()
+    ids = [new_job_id(now_ms=1_763_200_000_000 + number, random_bits=b"a random t") for number in range(8)]
+    for number, one in enumerate(ids):
+        owners = TopicSet.of("mail" if number in (0, 4) else "print")
+        await open_batch(queue.db, queue.names, tenant, NewBatch(id=one, topics=owners))
+    listed, cursors, before = list[UUID](), list[UUID](), None
+    while True:
+        page, before = await list_batches(queue.db, tenant, before=before, topics=TopicSet.of("mail"))
+        listed += [one.id for one in page]
+        if before is None:
+            break
+        cursors.append(before)
+    assert listed == [ids[4], ids[0]]
+    assert cursors
+    assert not set(cursors) & (set(ids) - {ids[0], ids[4]})
+    assert [parse_job_id(one) for one in cursors] == cursors, "clients check what they send back"
 
 
 @pytest.mark.parametrize("wrong", ["", "abc", "not hex", "0" * 33])
@@ -108,7 +131,7 @@ def test_a_prefix_has_4_to_32_hexadecimal_digits(wrong: str) -> None:
 
 async def test_a_token_for_some_topics_does_not_learn_how_many_ids_others_have(still: Instance) -> None:
     (job_id,) = await still.submit(1)
-    limited = Identity(tenant="acme", subject="eve", scopes=frozenset({Scope.READ}), topics=frozenset({"mail"}))
+    limited = Identity(tenant="acme", subject="eve", scopes=frozenset({Scope.READ}), topics=TopicSet.of("mail"))
     verbs = Desk(still).verbs
     with pytest.raises(InvalidInput, match=r"prefix.*at least 12 digits"):
         await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:12])  # 11 digits and a dash

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headgate.control.auth import KnowsAll
 from headgate.control.batches import Batches
 from headgate.control.jobs import Jobs
 from headgate.control.results import Waiters
@@ -24,7 +25,7 @@ from tests.support.drafts import Draft, caller_of, read_draft
 from tests.support.queue import new_id
 
 
-class Tokens:
+class Tokens(KnowsAll):
     """One token, whose rights a test changes."""
 
     def __init__(self, now: Identity | None) -> None:
@@ -33,7 +34,8 @@ class Tokens:
     def identify(self, token: str) -> Identity:
         raise AssertionError(token)
 
-    def recheck(self, identity: Identity) -> Identity:
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        del uses
         if self.now is None:
             raise TokenRevoked(f"the token of {identity.subject} is not valid any more")
         return self.now

@@ -25,7 +25,7 @@ ROWS = "SELECT (SELECT count(*) FROM headgate.jobs), (SELECT count(*) FROM headg
 
 @pytest.fixture
 async def store(database: str, clock: Clock) -> AsyncIterator[DispatchStore]:
-    """An instance that ticks when the test says so."""
+    """An instance that ticks when the test calls it."""
     store = DispatchStore(database)
     await store.register("one", "0")
     await store.tick([])
@@ -94,7 +94,7 @@ async def test_a_flush_that_is_older_than_anything_is_kept_is_refused(
     assert tuple(await db.fetchrow(ROWS)) == (0, 0)
 
 
-async def test_what_is_in_time_is_believed_and_costs_nothing_more(
+async def test_what_is_in_time_counts_as_new_and_costs_nothing_more(
     store: DispatchStore, db: Connection, clock: Clock
 ) -> None:
     queue = Queue(db)

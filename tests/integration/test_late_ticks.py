@@ -1,4 +1,4 @@
-"""What could make due jobs or lapsed leases late: late commits, locks beside the jobs, rows that cannot be written."""
+"""What could make due jobs or expired leases late: late commits, locks beside the jobs, rows that cannot be written."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ async def test_cancel_redrive_reprioritise_and_discard(queue: Queue) -> None:
     assert counts == {(await queue.topic()).no: {State.RUNNING: 1}}
 
 
-async def test_a_lapsed_lease_ends_the_attempt_and_the_job_comes_back(queue: Queue) -> None:
+async def test_an_expired_lease_ends_the_attempt_and_the_job_comes_back(queue: Queue) -> None:
     clock = await Clock.install(queue.db)
     (job_id,) = await queue.add(max_attempts=2)
     await queue.claim()

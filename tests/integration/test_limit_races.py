@@ -1,4 +1,4 @@
-"""Limits under many connections at once: never exceeded at any instant, nobody left behind, no deadlocks."""
+"""Limits under many connections at once: never exceeded at any instant, no one left behind, no deadlocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a foreign transaction holds locked: nobody else's lease depends on them, and they are not called lost."""
+"""Rows that a foreign transaction holds locked: no one else's lease depends on them, and they are not called lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPENDING = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme', depend
 
 @pytest.fixture
 async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
-    """An instance that moves only when the test says so; leases are of a minute."""
+    """An instance that moves only when the test calls it; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
 
@@ -76,7 +76,7 @@ async def test_two_locked_rows_cost_no_other_job_its_lease(
         assert set(worker.session.held) == set(locked), "still held, and asked for again at every pass"
         assert not worker.told, "nobody was told that a lease is lost"
         assert still.renewer.skipped == 10
-    # They are free again, and their leases are over: whoever comes first has them.
+    # They are free again, and their leases are over: the first claim gets them.
     if first == "the renewal":
         assert await renewed(still) == 2
         assert (await still.ticker.run_once()).reaped == 0
@@ -133,7 +133,7 @@ async def test_a_running_job_that_an_open_transaction_depends_on_is_not_reaped_a
     assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
 
 
-async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_believed_to_be_renewed(
+async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_taken_as_renewed(
     database: str, still: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, (locked, free, gone) = await holding(still, 3)

@@ -1,4 +1,4 @@
-"""Topics are changed while others hold rows: nobody else waits, and a change that fails leaves nothing behind."""
+"""Topics are changed while others hold rows: no one else waits, and a change that fails leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_claims_do_not_wait_for_a_limit_that_waits_for_a_locked_job(
 async def test_a_job_locked_after_the_look_ends_the_try_at_once(still: Instance, queue: Queue, database: str) -> None:
     tenant_no, change = await queue.tenant_no(), {"max_running": 2}
     async with (
-        still.store.lane("admin").use() as db,
+        still.store.lane("upkeep").use() as db,
         holding(database, "SELECT pg_advisory_xact_lock_shared(4847423, 1)") as claim,
     ):
         await set_lock_timeout(db, timedelta(seconds=60))
@@ -112,7 +112,7 @@ async def test_a_policy_of_a_change_that_failed_is_given_to_no_job(
     names, tenant_no = still.store.names, await queue.tenant_no()
     await still.store.topics(still.tenant, ["mail"])
     rules = {"max_running": 2, "retry": FIXED}
-    async with holding(database, RUNNING), still.store.lane("admin").use() as db:
+    async with holding(database, RUNNING), still.store.lane("upkeep").use() as db:
         with pytest.raises(RowLocked):
             await topics.declare_topic(db, names, tenant_no, "mail", rules, source="s", worker="w", actor="t")
     (job_id,) = await still.submit(1, policy=FIXED)
@@ -132,7 +132,7 @@ async def test_a_job_whose_policy_is_missing_is_retried(queue: Queue) -> None:
 async def test_what_is_declared_already_locks_nothing_and_no_declaration_delays_operators(
     still: Instance, queue: Queue, database: str
 ) -> None:
-    async with still.store.lane("admin").use():
+    async with still.store.as_tenant("admin", 0):
         assert await declared(still, {"max_attempts": 3})
     async with holding(database, TOPIC):
         assert not await declared(still, {"max_attempts": 3})

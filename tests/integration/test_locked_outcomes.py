@@ -198,9 +198,7 @@ async def test_a_table_that_is_locked_as_a_whole_is_waited_for_by_trying_again(d
     await still.reach(20, State.COMPLETED)
 
 
-async def test_jobs_handed_back_while_they_are_locked_go_back_when_they_are_free(
-    database: str, still: Instance
-) -> None:
+async def test_jobs_returned_while_they_are_locked_go_back_when_they_are_free(database: str, still: Instance) -> None:
     worker, ids, _ = await holding(still, 2)
     async with stranger(database, job_lock(), ids[:1]):
         for delivery in worker.delivered:

@@ -89,7 +89,7 @@ async def one_flush(one: Instance) -> AsyncIterator[None]:
 @pytest.mark.parametrize("place", [0, 7, 20])
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize("what", ["id", "key"])
-async def test_neighbours_of_a_row_that_meets_a_lock_are_committed_at_once(
+async def test_other_rows_of_a_flush_with_a_locked_row_are_committed_at_once(
     one: Instance, db: Connection, what: str, commits: bool, place: int
 ) -> None:
     foreign = Foreign(db)
@@ -112,7 +112,7 @@ async def test_neighbours_of_a_row_that_meets_a_lock_are_committed_at_once(
         assert told == CREATED
     assert (await one.states())[State.PENDING] == 1 + 20 + 1 + 2
     # In their order, the one that waited apart.
-    async with one.store.lane("read").use() as link:
+    async with one.store.lane("upkeep").use() as link:
         ranked = [row[0] for row in await link.fetch("SELECT id FROM headgate.jobs ORDER BY rank_class, rank_at")]
     expected = [each.id for each in jobs if each is not meets] + list(later)
     assert [job_id for job_id in ranked if job_id in set(expected)] == expected
@@ -155,7 +155,7 @@ async def test_a_lock_that_is_never_given_back_ends_in_an_error_to_send_it_again
     assert {place: each.receipt for place, each in told.items()} == {1: SubmitReceipt.DUPLICATE}
 
 
-async def test_fifty_locked_rows_hold_up_no_neighbour(one: Instance, db: Connection) -> None:
+async def test_fifty_locked_rows_delay_no_other_row(one: Instance, db: Connection) -> None:
     """Finding them all would take long: jobs no other caller can know are written, the others are tried alone."""
     foreign = Foreign(db)
     await foreign.holds(keys=[f"theirs-{n}" for n in range(50)])

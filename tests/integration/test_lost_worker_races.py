@@ -48,7 +48,7 @@ async def renewing(time: Time, span: int, one: Instance, session: WorkerSession)
 
 
 def locking(one: Instance) -> AbstractAsyncContextManager[Connection]:
-    return one.store.lane("read").use()
+    return one.store.lane("upkeep").use()
 
 
 LOCK = "SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR NO KEY UPDATE"  # as a submit that depends on it does

@@ -10,12 +10,14 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.lost_workers import FREE_SECONDS, reconnect_grace_of
-from headgate.dispatch.session import SessionSilent, WorkerSession
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import SessionSilent
 from headgate.dispatch.session_rules import Hello, OutcomeFrame
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.worker_calls import WorkerCalls
 from headgate.domain.errors import InvalidSetting, StoreUnavailable
 from headgate.domain.identity import Identity, Scope
+from headgate.domain.outcomes import WORKER_LOST
 from headgate.domain.states import EventKind, State
 from headgate.store.connect import Connection
 from tests.support.dispatch_waits import SOON, ManualClock
@@ -31,7 +33,7 @@ LEFT = "SELECT id, owner, lease_until > headgate.clock_v1() AS live FROM headgat
 
 @pytest.fixture
 async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
-    """An instance that moves only when the test says so; leases are of a minute, the grace of ten seconds."""
+    """An instance that moves only when the test calls it; leases are of a minute, the grace of ten seconds."""
     async with Instance(database, running=False, now=seconds, reconnect_grace=GRACE) as instance:
         yield instance
 
@@ -50,7 +52,7 @@ class Time:
         self._seconds, self._clock, self._instances = seconds, clock, instances
 
     async def jump(self, span: float) -> None:
-        """In one step, as for a process that stood still."""
+        """In one step, as for a process that stalled."""
         self._seconds.advance(span)
         await self._clock.advance(seconds=span)
 
@@ -111,7 +113,8 @@ async def test_jobs_of_a_lost_worker_run_again_after_the_grace_at_the_cost_of_an
     assert (await still.ticker.run_once()).reaped == 3
     assert await still.states() == {State.RETRYING: 3}
     job = await still.job(ids[0])
-    assert (job.attempt, job.events[-1].kind) == (1, EventKind.LAPSED)
+    assert (job.attempt, job.events[-1].kind) == (1, EventKind.LEASE_EXPIRED)
+    assert job.last_error == f"{WORKER_LOST.type}: {WORKER_LOST.message}"
     assert len(still.lost_workers) == 0
 
 
@@ -128,7 +131,7 @@ async def test_a_longer_lease_or_an_extension_is_no_longer_grace(
 async def test_the_jobs_of_an_older_process_are_released_when_another_takes_its_name(
     still: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    """As when a container was restarted on another machine: the old connection is open, and nobody is there."""
+    """As when a container was restarted on another machine: the old connection is open, and no one is there."""
     worker, _ = await holding(still)
     await comes_back(still, (), incarnation=8)
     worker.disconnect()  # superseded by the other
@@ -180,7 +183,7 @@ async def test_a_locked_job_is_tried_again_and_keeps_no_other(
     worker, ids = await holding(still, 3)
     time = Time(seconds, clock, still)
     worker.disconnect()
-    async with still.store.lane("read").use() as locker, locker.transaction():
+    async with still.store.lane("upkeep").use() as locker, locker.transaction():
         await locker.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", ids[0])
         assert await time.passes(GRACE + 1) == 2
         assert len(still.lost_workers) == 1
@@ -305,7 +308,7 @@ async def test_a_job_whose_outcome_is_being_written_waits_for_it(
 # ---------------------------------------------------------------------- what is no lost worker
 
 
-async def test_time_in_which_the_server_stood_still_is_not_counted(
+async def test_time_in_which_the_server_stalled_is_not_counted(
     still: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     worker, _ = await holding(still)

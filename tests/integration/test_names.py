@@ -14,12 +14,13 @@ from headgate.dispatch import session_rules
 from headgate.dispatch.session_rules import reporting_errors
 from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import QuotaExceeded, TooLarge
+from headgate.domain.errors import HeadgateError, QuotaExceeded, TooLarge
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State
 from headgate.store import topics
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from headgate.store.names import Names
 from tests.support.dispatch_waits import SOON, soon
 from tests.support.dispatch_workers import Worker, completing
@@ -216,7 +217,7 @@ async def test_a_tenant_has_a_quota_of_topics_and_others_do_not_feel_it(still: I
     assert await db.fetchval(TOPICS) == 2
     await still.submit(1, "b")
     with pytest.raises(
-        QuotaExceeded, match=r'topic "c" is new, and the tenant has its quota of 3; .* max_topics'
+        QuotaExceeded, match=r'topic "c" is new, and the tenant has its quota of 3 .max_topics.;'
     ) as over:
         await still.submit(1, "c")
     assert over.value.code == "quota_exceeded"
@@ -265,7 +266,7 @@ async def test_the_quotas_are_those_of_the_limits(db: Connection) -> None:
 async def test_a_tick_asks_for_names_only_when_some_have_changed(still: Instance, db: Connection) -> None:
     await Queue(db).names.topics(db, await Queue(db).tenant_no(), [f"t{n}" for n in range(500)])
 
-    async with still.store.lane("read").use() as reader:
+    async with still.store.lane("upkeep").use() as reader:
         assert await still.store.names.refresh(reader) == 500
         assert await still.store.names.refresh(reader) == 0
     assert still.store.names.topic_no((await Queue(db).tenant_no()), "t499") is not None
@@ -286,7 +287,7 @@ async def test_what_any_transaction_changes_is_read_once_whenever_it_commits(db:
     queue, names = Queue(db), Names()
     tenant = await queue.tenant_no()
     await queue.topic("mail")
-    async with Instance(database, name="reader", running=False) as reader, reader.store.lane("read").use() as other:
+    async with Instance(database, name="reader", running=False) as reader, reader.store.lane("upkeep").use() as other:
         await names.refresh(other)
         transaction = db.transaction()
         await transaction.start()
@@ -304,7 +305,35 @@ async def test_what_any_transaction_changes_is_read_once_whenever_it_commits(db:
         no = names.known_topic_of(tenant, "late").no
         await topics.set_topic(db, Names(), tenant, "late", changes={"max_running_per_key": 1})
         assert await names.refresh(other) == 1
-        assert names.known_topic(no).keyed
+        assert names.topics_by_no[no].keyed
+
+
+FAILS_AT_COMMIT = """
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'no commit' USING ERRCODE = 'object_in_use'; END $$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON headgate.topics DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION public.refuse()"""
+
+
+async def test_behind_a_pooler_a_topic_is_cached_only_when_its_transaction_has_committed(
+    db: Connection, database: str
+) -> None:
+    store = Database(database, direct_dsn=database, pooler=True)
+    seen: list[str] = []
+    store.names.on_topic = lambda _tenant, name, _no: seen.append(name)
+    try:
+        await store.tenant_no("acme")
+        await db.execute(FAILS_AT_COMMIT)
+        with pytest.raises(HeadgateError):
+            await store.topics("acme", ["mail"])
+        assert store.names.cached("acme", "mail") is None
+        assert seen == []
+        await db.execute("DROP TRIGGER refuse ON headgate.topics")
+        (topic,) = await store.topics("acme", ["mail"])
+        assert topic.no == await db.fetchval("SELECT topic_no FROM headgate.topics WHERE name = 'mail'")
+        assert seen == ["mail"]
+    finally:
+        await store.close()
 
 
 async def test_a_look_that_answers_late_does_not_undo_a_newer_one(db: Connection) -> None:
@@ -313,7 +342,7 @@ async def test_a_look_that_answers_late_does_not_undo_a_newer_one(db: Connection
     await queue.topic("mail")
 
     class Slow:
-        """Reads at once, and answers when the test says so."""
+        """Reads at once, and answers when the test permits it."""
 
         def __init__(self) -> None:
             self.read, self.answer = asyncio.Event(), asyncio.Event()

@@ -13,9 +13,10 @@ import asyncpg
 import pytest
 
 from headgate import embedded
+from headgate.domain.durability import Durability
 from headgate.domain.errors import ReadOnly, UnsafeDatabase, UnsuitableDatabase
 from headgate.store.connect import connect
-from headgate.store.preflight import Durability, inspect, require_durable
+from headgate.store.preflight import inspect, require_durable
 from tests.support.database import temporary_folder
 
 Link: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -125,7 +126,7 @@ async def test_a_database_that_takes_no_writes_is_refused_even_as_unsafe(blank_d
         await link.execute(await link.fetchval(text, name))
     async with opened(blank_database) as link:
         found = await inspect(link)
-    with pytest.raises(ReadOnly, match="transaction_read_only is on"):
+    with pytest.raises(ReadOnly, match=r"is read-only \(transaction_read_only is on\)"):
         require_durable(found, unsafe=True)
 
 

@@ -101,7 +101,7 @@ async def test_a_priority_costs_no_table_no_loop_and_no_other_statement(database
 async def test_under_endless_urgent_load_an_ageing_job_starts_within_the_computed_bound(
     queue: Queue, clock: Clock, priority: int, highest: int, step: float
 ) -> None:
-    """A worker that takes one job every half second, and an urgent one submitted every half second, for ever."""
+    """A worker that takes one job every half second, and an urgent one submitted every half second, forever."""
     await set_ageing(queue, "mail", timedelta(seconds=step))
     bound = ageing_wait_bound(priority, highest, timedelta(seconds=step))
     assert bound == max(0, highest - priority) * timedelta(seconds=step)

@@ -96,7 +96,7 @@ async def test_they_begin_together_and_end_together(tmp_path: Path) -> None:
     assert len(supervised.noted("begun")) == 3
 
 
-async def test_one_that_cannot_start_ends_all_with_its_words_and_its_code(tmp_path: Path) -> None:
+async def test_one_that_cannot_start_ends_all_with_its_message_and_its_code(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path, "refuses")
     with pytest.raises(StartFailed, match="it is raining") as caught:
         await supervised.supervisor.start(supervised.stop)

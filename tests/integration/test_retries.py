@@ -54,7 +54,7 @@ async def test_a_topic_lends_its_policy_and_a_job_may_bring_its_own(db: Connecti
     await verbs.redrive(db, tenant, [lent])
     claimed = await queue.claim(1, "mail")
     await clock.advance(seconds=61)
-    await leases.reap(db)  # and so is a lease that lapses
+    await leases.reap(db)  # and so is a lease that expires
     job = await reads.get(db, tenant, lent)
     assert (job.state, job.attempt, claimed.attempts) == (State.RETRYING, 1, (1,))
     assert job.run_at == clock.now + JITTERED.delay_ms(1, jitter=jitter_of(lent, 1)) * MS

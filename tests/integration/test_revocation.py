@@ -24,7 +24,7 @@ OPERATES = {"tenant": "acme", "name": "ana", "scopes": ["operate"]}
 
 
 class Watched(BulkStore):
-    """Counts how often it is asked; fails when told to."""
+    """Counts how often it is asked; fails on request."""
 
     asked = 0
     fails = False
@@ -36,7 +36,7 @@ class Watched(BulkStore):
         return await super().started()
 
 
-class Stand:
+class Env:
     """A file of tokens, and operations started with them."""
 
     def __init__(self, path: Path, store: DispatchStore) -> None:
@@ -50,7 +50,7 @@ class Stand:
 
     def boot(self) -> None:
         """As a server that has just started."""
-        self.revocation = Revocation(self.tokens, holders=lambda: (), calls=OpenCalls())
+        self.revocation = Revocation(self.tokens, holders=lambda: (), calls=OpenCalls(), file=self.tokens)
         self.operations = RevokedOperations(self.tokens, self.store)
 
     def write(self, entries: object) -> None:
@@ -77,16 +77,16 @@ def queue(db: Connection) -> Queue:
 
 
 @pytest.fixture
-async def stand(queue: Queue, database: str, tmp_path: Path) -> AsyncIterator[Stand]:
+async def env(queue: Queue, database: str, tmp_path: Path) -> AsyncIterator[Env]:
     await queue.add(1, "mail")
     store = DispatchStore(database)
     try:
-        yield Stand(tmp_path / "tokens.json", store)
+        yield Env(tmp_path / "tokens.json", store)
     finally:
         await store.close()
 
 
-async def test_an_operation_ends_when_its_credential_may_not_do_it_any_more(stand: Stand) -> None:
+async def test_an_operation_ends_when_its_credential_may_not_do_it_any_more(env: Env) -> None:
     for entries in (
         {OTHER: OPERATES},
         {ONE: OPERATES | {"scopes": ["read"]}, OTHER: OPERATES},
@@ -94,57 +94,57 @@ async def test_an_operation_ends_when_its_credential_may_not_do_it_any_more(stan
         {ONE: OPERATES | {"tenant": "umbrella"}, OTHER: OPERATES},
         {ONE: OPERATES | {"expires": "2001-09-09T01:46:40Z"}, OTHER: OPERATES},
     ):
-        stand.write({ONE: OPERATES, OTHER: OPERATES})
-        stand.tokens.refresh()
-        await stand.start(ONE)
-        assert await stand.look() is Progress.PENDING
-        stand.write(entries)
-        assert await stand.look() is Progress.CANCELLED, entries
+        env.write({ONE: OPERATES, OTHER: OPERATES})
+        env.tokens.refresh()
+        await env.start(ONE)
+        assert await env.look() is Progress.PENDING
+        env.write(entries)
+        assert await env.look() is Progress.CANCELLED, entries
 
 
-async def test_an_operation_goes_on_when_its_credential_may_still_do_it(stand: Stand) -> None:
-    await stand.start(ONE)
+async def test_an_operation_continues_when_its_credential_may_still_do_it(env: Env) -> None:
+    await env.start(ONE)
     for entries in (
         {ONE: OPERATES},
         {ONE: OPERATES | {"name": "anna", "scopes": ["admin"]}},
         {ONE: OPERATES | {"expires": "2001-09-09T01:46:41Z"}},
     ):
-        stand.write(entries)
-        assert await stand.look() is Progress.PENDING, entries
-    stand.now += 1
-    assert await stand.look() is Progress.CANCELLED, "it has expired"
+        env.write(entries)
+        assert await env.look() is Progress.PENDING, entries
+    env.now += 1
+    assert await env.look() is Progress.CANCELLED, "it has expired"
 
 
-async def test_what_was_revoked_while_no_server_ran_ends_at_the_next_start(stand: Stand) -> None:
-    await stand.start(ONE)
-    stand.write({OTHER: OPERATES})
-    stand.tokens.refresh()
-    stand.boot()
-    assert await stand.look() is Progress.CANCELLED
+async def test_what_was_revoked_while_no_server_ran_ends_at_the_next_start(env: Env) -> None:
+    await env.start(ONE)
+    env.write({OTHER: OPERATES})
+    env.tokens.refresh()
+    env.boot()
+    assert await env.look() is Progress.CANCELLED
 
 
-async def test_an_operation_that_is_started_while_its_token_goes_is_not_left_running(stand: Stand) -> None:
-    who = stand.tokens.identify(ONE)
-    stand.write({OTHER: OPERATES})
-    stand.revocation.run_once()
-    await stand.operations.run_once()  # it looks before the operation is there
-    stand.id = new_id()
+async def test_an_operation_that_is_started_while_its_token_goes_is_not_left_running(env: Env) -> None:
+    who = env.tokens.identify(ONE)
+    env.write({OTHER: OPERATES})
+    env.revocation.run_once()
+    await env.operations.run_once()  # it looks before the operation is there
+    env.id = new_id()
     with pytest.raises(TokenRevoked):
-        await stand.many.start(who, stand.id, Request(verb="cancel", filter="topic:mail"))
-    assert await stand.state() is Progress.CANCELLED
+        await env.many.start(who, env.id, Request(verb="cancel", filter="topic:mail"))
+    assert await env.state() is Progress.CANCELLED
 
 
-async def test_the_database_is_asked_after_a_change_only_and_again_until_it_answers(stand: Stand) -> None:
-    await stand.start(ONE)
+async def test_the_database_is_asked_after_a_change_only_and_again_until_it_answers(env: Env) -> None:
+    await env.start(ONE)
     for _ in range(5):
-        await stand.look()
-    assert stand.store.asked == 1
-    stand.write({OTHER: OPERATES})
-    stand.store.fails = True
+        await env.look()
+    assert env.store.asked == 1
+    env.write({OTHER: OPERATES})
+    env.store.fails = True
     for _ in range(3):
-        assert await stand.look() is Progress.PENDING
-    assert stand.store.asked == 4
-    stand.store.fails = False
-    assert await stand.look() is Progress.CANCELLED
-    await stand.look()
-    assert stand.store.asked == 5
+        assert await env.look() is Progress.PENDING
+    assert env.store.asked == 4
+    env.store.fails = False
+    assert await env.look() is Progress.CANCELLED
+    await env.look()
+    assert env.store.asked == 5

@@ -102,7 +102,7 @@ IMPOSSIBLE = [
     ),
     *(("archive", FINISHED | {"state": state}, CHECK, "archive_final") for state in (0, 1, 2, 3, 4, 8)),
     ("dispatch_control", {"paused": False}, UNIQUE, "dispatch_control_pkey"),  # a second row for everything
-    ("dispatch_control", CONTROL | {"tenant_no": 0}, CHECK, "dispatch_control_check"),  # a topic of nobody
+    ("dispatch_control", CONTROL | {"tenant_no": 0}, CHECK, "dispatch_control_check"),  # a topic of no one
     ("dispatch_control", CONTROL | {"paused": False, "reason": "why"}, CHECK, "dispatch_control_check1"),
     ("dispatch_control", CONTROL | {"paused": False, "paused_until": NOW}, CHECK, "dispatch_control_check1"),
     ("dispatch_control", CONTROL | {"paused_at": None}, CHECK, "dispatch_control_check2"),
@@ -200,7 +200,7 @@ async def test_storage_settings_are_as_intended(db: Connection) -> None:
         "vacuum_truncate": "off",
     }
     assert found["flow_deltas"]["vacuum_truncate"] == "off"
-    assert (found["state_counts"]["fillfactor"], found["flow_minutes"]["fillfactor"]) == ("50", "70")
+    assert (found["state_counts"]["fillfactor"], found["flow_buckets"]["fillfactor"]) == ("50", "70")
     storage = await db.fetch(
         "SELECT attrelid::regclass::text || '.' || attname FROM pg_catalog.pg_attribute"
         " WHERE attstorage = 'e' AND attrelid IN ('headgate.payloads'::regclass, 'headgate.archive'::regclass)"

@@ -17,8 +17,11 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from headgate.control import revocation
-from headgate.dispatch import maintenance
+from headgate.control import keyring, revocation
+from headgate.control.event_reader import Subscription
+from headgate.control.live import Follower
+from headgate.control.revocation import OpenCall
+from headgate.dispatch import consumers, latencies, maintenance
 from headgate.dispatch.delivery import Delivery
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.locked import LockedWrite
@@ -26,6 +29,7 @@ from headgate.dispatch.lost_workers import _Lost
 from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.dispatch.session import WorkerSession
 from headgate.domain.errors import InstanceForgotten, InternalError
+from headgate.domain.events import EventFilter
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.server import Server, ServerOptions
@@ -49,18 +53,25 @@ CALLS = {
     "locked submits": ("submitter.locked", "run_once"),
     "renewals": ("renewer", "run_once"),
     "lost workers": ("lost_workers", "run_once"),
+    "pull workers": ("pulls", "run_once"),
+    "events": ("events.reader", "run_once"),
+    "hints": ("live.reader", "run_once"),
     "results": ("jobs", "finished"),
     "unblocking": ("unblocker", "run_once"),
     "progress": ("progress", "run_once"),
     "presence": ("presence", "run_once"),
     "bulk operations": ("bulk_runner", "run_once"),
     "schedules": ("scheduler", "run_once"),
+    "webhooks": ("webhooks", "run_once"),
     "upkeep": ("upkeep", "run_once"),
+    "latencies": ("latencies", "run_once"),
     "retention": ("retention", "run_once"),
     "durability": ("store", "check_durability"),
-    "tokens": ("validator", "refresh"),
+    "tokens": ("revocation._file", "refresh"),
+    "keys": ("access.keyring", "run_once"),
+    "consumers": ("consumers", "run_once"),
     "revoked operations": ("validator", "state"),
-    "health": ("_health", "set"),
+    "health": ("health", "set"),
     "notifications": ("store", "listen"),
 }
 CALLS_NOTHING = {"loop lag"}
@@ -89,8 +100,10 @@ def run(request: pytest.FixtureRequest) -> Run:
 @pytest.fixture
 def server(database: str, relaxed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(maintenance, "UPKEEP_SECONDS", 0.1)
-    monkeypatch.setattr(revocation, "LOOK_SECONDS", 0.1)
+    for module in (keyring, revocation, consumers):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(maintenance, "DURABILITY_SECONDS", 0.1)
+    monkeypatch.setattr(latencies, "RECORD_SECONDS", 0.1)
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({TOKEN: {"tenant": "default"}}))
     tokens.chmod(0o600)
@@ -136,10 +149,20 @@ async def poke(server: Server, session: WorkerSession) -> None:
     server.unblocker.wake()
     server.bulk_runner.wake()
     server.scheduler.wake()
+    server.webhooks.wake()
     now = time.monotonic()
     lost = _Lost(session, [(uuid4(), 1)], at=now, looked_at=now, due=0.0)
     server.lost_workers._lost.setdefault((session.tenant_no, "lost"), lost)
     server.lost_workers._added.set()
+    with server.pulls.polling(session):
+        pass
+    if not server.events.reader._subscriptions:
+        wanted = EventFilter(kinds=frozenset({"job.failed"}))
+        server.events.reader._subscriptions.add(Subscription(session.tenant_no, wanted, OpenCall(session.identity)))
+        server.events.reader._some.set()
+    if not len(server.live.reader):
+        server.live.reader._followers.add(Follower(session.tenant_no, OpenCall(session.identity)))
+        server.live.reader._some.set()
     with suppress(InternalError):
         await server.submitter.submit(await server.store.fill([job(server)]), size=100)
     rows = await server.store.fill([job(server)])
@@ -190,7 +213,7 @@ def test_each_service_that_fails_is_logged_counted_and_restarted_and_the_server_
             for name in CALLS:
                 assert f"service_failed service={name}\n" in caplog.text
                 assert f"planted in {name}\n" in caplog.text, "with its traceback"
-            assert not server._health.ready, "a service failed within the last seconds"
+            assert not server.health.ready, "a service failed within the last seconds"
             assert "not_ready reason=service" in caplog.text
             session = await connected(server, "mail")
             await server.submitter.submit(await server.store.fill([job(server)]), size=100)
@@ -211,7 +234,7 @@ def test_an_instance_that_the_database_has_forgotten_ends_on_purpose_and_says_wh
     async def check() -> None:
         await server.start()
         try:
-            async with server.store.lane("read").use() as db:
+            async with server.store.lane("upkeep").use() as db:
                 await db.execute("DELETE FROM headgate.instances")
             with pytest.raises(InstanceForgotten):
                 await asyncio.wait_for(server.run(asyncio.Event()), SOON.total_seconds())

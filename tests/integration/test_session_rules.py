@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
 
+from headgate.control.tenant_limits import TenantLimits
 from headgate.dispatch.delivery import ControlFrame, Delivery
-from headgate.dispatch.session import SessionForgotten, WorkerSession
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import SessionForgotten
 from headgate.dispatch.session_rules import Beat, Hello, OutcomeFrame, reporting_errors
 from headgate.dispatch.worker_calls import WorkerCalls
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput, QuotaExceeded
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
+from headgate.domain.tenants import checked_quotas
+from headgate.domain.topic_sets import TopicSet
+from headgate.store.tenants import TenantStore
 from tests.support.dispatch_waits import SOON
 from tests.support.dispatching import Instance
 
@@ -148,7 +155,7 @@ async def test_a_session_that_its_instance_has_forgotten_ends_with_its_next_beat
 
 
 async def test_an_error_in_a_part_of_a_frame_is_sent_and_a_missing_right_ends_the_session(still: Instance) -> None:
-    narrow = Identity(tenant="acme", subject="narrow", scopes=frozenset(Scope), topics=frozenset({"mail"}))
+    narrow = Identity(tenant="acme", subject="narrow", scopes=frozenset(Scope), topics=TopicSet.of("mail"))
     session, _ = await still.rules.open(narrow, Hello(worker_id="w"))
     for topics, count in (((), 1), (["mail"], 0), (["no topic!"], 1), ([f"t{n}" for n in range(1_001)], 1)):
         with reporting_errors(session, seq=5):
@@ -172,14 +179,34 @@ async def test_a_worker_that_finishes_gets_no_jobs_but_its_receipts(one: Instanc
     assert one.free() == 0
 
 
+@pytest.mark.parametrize(
+    ("withdraws", "finishes", "reason"),
+    [(True, True, "closed_by_worker"), (False, True, "connection_lost"), (True, False, "connection_lost")],
+)
+async def test_the_log_tells_a_worker_that_has_stopped_from_one_that_was_lost(
+    one: Instance, caplog: pytest.LogCaptureFixture, withdraws: bool, finishes: bool, reason: str
+) -> None:
+    """The end of the stream alone proves nothing: gRPC reports it for a killed process as well."""
+    session, _ = await one.rules.open(OURS, Hello(worker_id="w"))
+    await one.rules.request_jobs(session, ["mail"], 1)
+    if withdraws:
+        one.rules.withdraw(session)
+    if finishes:
+        one.rules.finish(session)
+    with caplog.at_level(logging.INFO, "headgate"):
+        one.rules.close(session, "its stream has ended")
+    assert f"session_ended worker=w reason={reason}" in caplog.text
+
+
 # ---------------------------------------------------------------------- calls
 
 
 async def test_calls_claim_renew_and_report_without_a_session(one: Instance) -> None:
     calls = WorkerCalls(one.rules)
     job, other = await one.submit(2)
-    claimed = await calls.claim(OURS, "script", ["mail"], lease_seconds=60, count=1, wait_ms=30_000)
-    assert claimed is not None
+    pulled = await calls.claim(OURS, "script", ["mail"], lease_seconds=60, count=1, wait_ms=30_000)
+    pulled.written()
+    (claimed,) = pulled.deliveries
     assert list(claimed.ids) == [job]
     epochs = list(claimed.epochs)
     renewed = await calls.heartbeat(
@@ -192,13 +219,6 @@ async def test_calls_claim_renew_and_report_without_a_session(one: Instance) -> 
     assert [answers[index].receipt for index in range(2)] == [Receipt.APPLIED, Receipt.UNKNOWN]  # type: ignore[union-attr]
     assert (await one.job(job)).state is State.DEAD
     assert not one.sessions.with_calls()
-    assert len(one.demands) == 0
-
-
-async def test_a_claim_that_finds_nothing_leaves_nothing_behind(one: Instance) -> None:
-    assert await WorkerCalls(one.rules).claim(OURS, "w", ["new"], lease_seconds=0, count=3, wait_ms=1) is None
-    assert not one.sessions.with_calls()
-    assert len(one.demands) == 0
 
 
 async def test_a_report_returns_the_credit_of_the_plain_stream_that_delivered_the_job(one: Instance) -> None:
@@ -210,3 +230,19 @@ async def test_a_report_returns_the_credit_of_the_plain_stream_that_delivered_th
     assert list(delivery.ids) == [first]
     await calls.report(OURS, "plain", [(first, delivery.epochs[0], Completed())], size=1)
     assert list((await jobs(session)).ids) == [second]
+
+
+async def test_a_tenant_opens_no_more_sessions_than_its_quota_but_who_holds_jobs_is_let_in(one: Instance) -> None:
+    limits = TenantLimits(TenantStore(one.store))
+    rules = replace(one.rules, admit=limits.check_session)
+    changes = checked_quotas({"max_sessions": 2})
+    await TenantStore(one.store).set_quotas("acme", changes, actor="test", reason="")
+    for worker in ("a", "b", "b"):  # one that connects again replaces its older session
+        await rules.open(OURS, Hello(worker_id=worker))
+    with pytest.raises(QuotaExceeded, match=r"has 2 of 2 .max_sessions: worker sessions"):
+        await rules.open(OURS, Hello(worker_id="c"))
+    holding = Hello(worker_id="c", declared=1, ids=lambda: [uuid4()], epochs=[1025])
+    session, _ = await rules.open(OURS, holding)
+    rules.close(session, "left")
+    await rules.open(replace(OURS, tenant="other"), Hello(worker_id="d"))
+    await limits.close()

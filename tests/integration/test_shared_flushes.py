@@ -94,9 +94,7 @@ async def test_each_tenant_of_a_flush_has_the_receipts_of_its_own_rows(one: Inst
     assert len(await stored(db, "cats")) == 3
 
 
-async def test_a_finished_job_of_one_tenant_undoes_nothing_of_its_neighbours_in_the_flush(
-    one: Instance, db: Connection
-) -> None:
+async def test_a_finished_job_of_one_tenant_undoes_no_other_row_of_the_flush(one: Instance, db: Connection) -> None:
     """All have the same id; one of them has run. Large bodies and tags go to those that were made."""
     same = new_id()
     ants = Queue(db, tenant="ants")
@@ -145,7 +143,7 @@ async def test_a_large_body_sent_under_the_id_of_a_finished_job_is_not_kept(one:
 
 
 @pytest.mark.parametrize("bad", [{0}, {16}, {32}, {0, 1, 15, 16, 17, 31, 32}])
-async def test_neighbours_of_rows_that_cannot_be_stored_keep_their_order(
+async def test_rows_beside_those_that_cannot_be_stored_keep_their_order(
     one: Instance, db: Connection, bad: set[int]
 ) -> None:
     await db.execute(REFUSE_BAD)
@@ -178,7 +176,7 @@ async def _conflict(one: Instance) -> list[Submission]:
 
 
 async def _refused(one: Instance) -> list[Submission]:
-    async with one.store.lane("read").use() as db:
+    async with one.store.lane("upkeep").use() as db:
         await db.execute(REFUSE_BAD)
     return [job("acme"), job("acme", payload=b"bad"), job("acme")]
 

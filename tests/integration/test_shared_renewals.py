@@ -10,7 +10,7 @@ import pytest
 
 from headgate.dispatch import renewals
 from headgate.dispatch.renewals import LeaseRenewer
-from headgate.dispatch.session import Superseded
+from headgate.dispatch.session_ends import Superseded
 from headgate.dispatch.sessions import WorkerIdTaken
 from headgate.dispatch.watchdog import WatchdogGate
 from headgate.domain.states import State
@@ -23,7 +23,7 @@ from tests.support.queue import Clock
 
 @pytest.fixture
 async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
-    """An instance that moves only when the test says so; leases are of a minute."""
+    """An instance that moves only when the test calls it; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
 

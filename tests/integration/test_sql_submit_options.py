@@ -21,7 +21,8 @@ from headgate.store import settle as settling
 from headgate.store.batches import batch_status, open_batch, seal_batch
 from headgate.store.connect import Connection
 from headgate.store.settle import OutcomeFlush
-from tests.integration.test_dependencies import DIES, blocked_on_a_lock, free, run, state, until
+from tests.integration.test_dependencies import DIES, free, run, state
+from tests.integration.test_dependency_races import blocked_on_a_lock, until
 from tests.integration.test_sql_submit import sql_submit
 from tests.support.epochs import epochs_of
 from tests.support.queue import Queue, new_id, stranger

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed
-from headgate.store import reads
+from headgate.store import admin, reads
 from headgate.store.admin import RUNNING, AdminStore
 from headgate.store.connect import Connection
 from headgate.store.new_ids import BEGINNING
@@ -39,7 +39,7 @@ async def test_running_jobs_are_read_by_their_index_longest_running_first(queue:
         (started[0], "mail", 1, "w-1"),
         (started[1], "mail", 1, "w-2"),
     ]
-    assert await queue.db.fetch(RUNNING, tenant + 1, 10, 100, BEGINNING) == []
+    assert [row[0] for row in await queue.db.fetch(RUNNING, tenant + 1, 10, 100, BEGINNING)] == [None]
     await explain.cost(queue.db, RUNNING, tenant, 10, 100, BEGINNING)
     cost = await explain.cost(queue.db, RUNNING, tenant, 10, 100, BEGINNING)
     whole = await explain.cost(queue.db, "SELECT count(payload) FROM headgate.jobs")
@@ -65,9 +65,23 @@ async def test_a_running_job_behind_many_that_have_ended_is_read_from_the_floor_
         pages = [(await explain.cost(queue.db, RUNNING, tenant, 10, 100, at)).pages for at in (floor, BEGINNING)]
         assert pages[0] * 3 < pages[1], pages
         running = AdminStore(one.store).running
-        assert [found.id for found in await running("acme")] == [job]
+        found, more = await running("acme")
+        assert ([one.id for one in found], more) == ([job], False)
         one.store._running.at = floor + timedelta(hours=1)
-        assert await running("acme") == [], "it is the floor of the tick that the list is read from"
+        assert await running("acme") == ([], False), "it is the floor of the tick that the list is read from"
+
+
+@pytest.mark.parametrize(("most", "look_at", "listed"), [(2, 100, 2), (3, 100, 3), (100, 2, 2)])
+async def test_a_list_of_running_jobs_says_whether_it_was_cut(
+    queue: Queue, database: str, monkeypatch: pytest.MonkeyPatch, most: int, look_at: int, listed: int
+) -> None:
+    await queue.add(3)
+    await queue.claim(3)
+    monkeypatch.setattr(admin, "RUNNING_MAX", most)
+    monkeypatch.setattr(admin, "RUNNING_LOOK_AT", look_at)
+    async with Instance(database, running=False) as one:
+        found, more = await AdminStore(one.store).running("acme")
+    assert (len(found), more) == (listed, listed < 3)
 
 
 async def test_flows_are_those_of_this_minute_and_the_one_before_folded_or_not(queue: Queue) -> None:

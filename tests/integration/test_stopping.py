@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from headgate import server as composition
 from headgate.dispatch.session import WorkerSession
 from headgate.domain.errors import InternalError, OutcomeUnknown, ShuttingDown
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
-from headgate.server import Server, ServerOptions
+from headgate.server import Server, ServerOptions, instance
 from headgate.store.connect import Connection
 from tests.support.dispatch_waits import SOON, settle_down
 from tests.support.dispatching import Instance
@@ -29,7 +28,7 @@ from tests.support.watched_store import Hold, failing_with
 
 @pytest.mark.req("E4", "B3")
 @pytest.mark.parametrize("session_ends", [False, True])
-async def test_a_stop_during_a_claim_deals_or_hands_back_what_it_gets(one: Instance, session_ends: bool) -> None:
+async def test_a_stop_during_a_claim_deals_or_returns_what_it_gets(one: Instance, session_ends: bool) -> None:
     hold = one.store.after["claim"] = Hold()
     jobs = await one.submit(3)
     worker = await one.worker(slots=3)
@@ -160,7 +159,7 @@ async def test_a_server_whose_claimer_is_dead_still_stops_and_stops_twice_at_onc
 
 @pytest.mark.req("B4")
 async def test_a_stop_is_bounded_when_a_claim_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(instance, "STOP_SECONDS", 0.1)
     hold = Hold()
 
     async def claim(_: object) -> None:
@@ -184,7 +183,7 @@ async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connec
     delivery = await worker.take()
     assert list(delivery.ids) == [job]
     order: list[str] = []
-    grpc_stop, renewer_stop = server._grpc.stop, server.renewer.stop  # type: ignore[union-attr]
+    grpc_stop, renewer_stop = server.listeners._grpc.stop, server.renewer.stop  # type: ignore[union-attr]
 
     async def draining(grace: float | None) -> None:
         order.append("draining")
@@ -201,7 +200,7 @@ async def test_the_order_of_stopping_loses_no_outcome(server: Server, db: Connec
         assert server.services._tasks["outcomes"].done()
         renewer_stop()
 
-    server._grpc.stop = draining  # type: ignore[union-attr, method-assign]
+    server.listeners._grpc.stop = draining  # type: ignore[union-attr, method-assign]
     server.renewer.stop = stopping_renewals  # type: ignore[method-assign]
     await asyncio.wait_for(server.stop(drain=False), 60)
     assert order == ["draining", "renewals"]

@@ -90,7 +90,7 @@ def whole_text(error: BaseException) -> str:
     return " ".join(parts)
 
 
-async def test_nobody_listens(database: str) -> None:
+async def test_no_one_listens(database: str) -> None:
     with deaf_port() as port:
         error = await error_of(f"postgresql://ann:s3cret@127.0.0.1:{port}/queue")
         assert isinstance(error, StoreUnavailable)

@@ -44,7 +44,7 @@ EXECUTE FUNCTION public.remember()"""
 async def waiting(one: Instance, *topics: str, slots: int = 8) -> Worker:
     """A worker whose demand has looked for work and found none."""
     worker = await one.worker("ant", *topics, slots=slots)
-    await soon(lambda: all(demand.waits for demand in one.demands.by_wanted.values()), "it has looked")
+    await soon(lambda: not any(demand.busy for demand in one.demands.by_wanted.values()), "it has looked")
     one.store.calls.clear()
     return worker
 
@@ -79,7 +79,7 @@ async def test_what_is_not_plainly_due_and_new_goes_the_usual_way(one: Instance,
 
 async def test_the_best_job_is_taken_even_if_another_was_just_submitted(one: Instance, db: Connection) -> None:
     worker = await waiting(one, "mail", "bills", slots=1)
-    (urgent,) = await Queue(db).add(topic="bills", priority=20)  # by somebody else, and nobody has told us
+    (urgent,) = await Queue(db).add(topic="bills", priority=20)  # by another process, without a notification
     (late,) = await one.submit()
     assert list((await worker.take()).ids) == [urgent]
     worker.ready(1)
@@ -155,7 +155,7 @@ async def test_a_call_that_fails_is_made_again_as_two(one: Instance, error: Head
 
 
 async def test_a_lost_answer_makes_no_second_job_and_its_credit_comes_back(one: Instance) -> None:
-    """The claim was committed, and nobody knows: as with any lost claim, its lease brings the job back."""
+    """The claim was committed, and no one knows: as with any lost claim, its lease brings the job back."""
     await waiting(one)
     one.store.after["submit_and_claim"] = failing_with(OutcomeUnknown("the line went dead"))
     job = Submission(

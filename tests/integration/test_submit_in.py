@@ -42,6 +42,7 @@ from headgate import (
 from headgate.domain.dependencies import NewBatch
 from headgate.domain.errors import SchemaMismatch
 from headgate.domain.states import State
+from headgate.sdk import transactions
 from headgate.store.batches import open_batch
 from headgate.store.connect import Connection
 from tests.support.queue import Queue, new_id
@@ -199,7 +200,7 @@ async def by_django(dsn: str, *, alias: bool = False) -> AsyncIterator[Opened]:
     wrapper = django_wrapper(dsn)
     from django.db import connection
 
-    # Django refuses its database on an event loop. An application calls it in a thread; here nobody else uses the loop.
+    # Django refuses its database on an event loop. An application calls it in a thread; here no one else uses the loop.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         try:
@@ -279,6 +280,7 @@ async def test_a_job_is_there_if_and_only_if_the_transaction_commits(database: s
     async with way(database) as (connection, commit, rollback):
         lost = await resolved(rich.submit_in(connection, "a@b.example", copies=2))
         assert isinstance(lost, SyncHandle if way in SYNC else JobHandle)
+        assert len(await resolved(send.submit_many_in(connection, [("a",), ("b",)]))) == 2
         assert await written(db) == before, "not committed"
         await resolved(rollback())
         assert await written(db) == before
@@ -288,6 +290,8 @@ async def test_a_job_is_there_if_and_only_if_the_transaction_commits(database: s
         made = await resolved(rich.submit_in(connection, "a@b.example", copies=2))
         again = await resolved(rich.submit_in(connection, "a@b.example", copies=2))
         raw = await resolved(hg.submit_in(connection, "elsewhere", b"\x00\xff" * 1_000))
+        many = await resolved(send.submit_many_in(connection, [("c",), {"to": "d", "copies": 2}]))
+        many += await resolved(hg.submit_many_in(connection, "elsewhere", [b"\x00\xff", {"e": 1}], priority=4))
         await resolved(commit())
     assert (plain.created, late.created, made.created, again.created, raw.created) == (True, True, True, False, True)
     assert (plain.id.version, again.id) == (7, made.id)
@@ -295,6 +299,13 @@ async def test_a_job_is_there_if_and_only_if_the_transaction_commits(database: s
     rows = {row["id"]: row for row in await db.fetch("SELECT * FROM headgate.jobs")}
     assert (rows[plain.id]["payload"], rows[plain.id]["max_attempts"]) == ('{"to":"ü@b.example"}'.encode(), 7)
     assert rows[plain.id]["state"] == State.PENDING
+    assert {type(one) for one in many} == {SyncHandle if way in SYNC else JobHandle}
+    assert [(rows[one.id]["payload"], rows[one.id]["priority"]) for one in many] == [
+        (b'{"to":"c"}', 0),
+        (b'{"to":"d","copies":2}', 0),
+        (b"\x00\xff", 4),
+        (b'{"e":1}', 4),
+    ]
     assert rows[late.id]["run_at"] - rows[late.id]["created_at"] == timedelta(milliseconds=250)
     assert ".deadline_us" in rows[late.id]["headers"]
     job = rows[made.id]
@@ -366,6 +377,26 @@ async def test_the_error_for_a_role_without_the_right_has_the_statement_that_giv
             connection.commit()
     finally:
         await db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_many_jobs_of_a_transaction_go_in_few_statements_in_their_order(
+    database: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "JOBS_PER_STATEMENT", 2)
+    connection = await asyncpg.connect(database)
+    sent: list[object] = []
+    try:
+        async with connection.transaction():
+            assert await send.submit_many_in(connection, []) == []
+            connection.add_query_logger(lambda record: sent.append(record.query))
+            handles = await send.submit_many_in(connection, [(str(n),) for n in range(5)])
+    finally:
+        await connection.close()
+    assert len([query for query in sent if "submit_returning" in str(query)]) == 3
+    stored = {row["id"]: row["payload"] for row in await db.fetch("SELECT id, payload FROM headgate.jobs")}
+    assert [stored[one.id] for one in handles] == [b'{"to":"%d"}' % n for n in range(5)]
+    with pytest.raises(InvalidInput, match="key: names a single job"):
+        hg.submit_many_in("default", "mail", [b""], key="k")
 
 
 async def test_outside_a_transaction_nothing_is_submitted(database: str, db: Connection) -> None:

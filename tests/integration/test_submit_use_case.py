@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -28,8 +29,8 @@ CREATED, DUPLICATE, CONFLICT, REFUSED = (
 )
 
 
-def submits(one: Instance) -> Submits[Any, Any]:
-    return Submits(one.store, one.submitter, make_id=new_id)
+def submits(one: Instance, refused: Counter[str] | None = None) -> Submits[Any, Any]:
+    return Submits(one.store, one.submitter, make_id=new_id, refused=refused)
 
 
 async def framed(
@@ -178,10 +179,18 @@ async def test_an_atomic_batch_with_one_bad_job_submits_nothing(
     one: Instance, jobs: Callable[[Instance], Any], error: type[HeadgateError], says: str
 ) -> None:
     drafts = await jobs(one)
-    before = (await one.states()).total()
+    before, refused = (await one.states()).total(), Counter[str]()
     with pytest.raises(error, match=says):
-        await submits(one).many(caller_of(one.tenant, "mail"), drafts, read_draft, atomic=True)
+        await submits(one, refused).many(caller_of(one.tenant, "mail"), drafts, read_draft, atomic=True)
     assert (await one.states()).total() == before
+    assert refused == {error.code: len(drafts)}, "each job of the batch is counted once"
+
+
+async def test_each_refused_job_of_a_batch_is_counted_once(one: Instance) -> None:
+    refused = Counter[str]()
+    drafts = [*await _bad(one), *await _foreign(one), *await _conflict(one)]
+    await submits(one, refused).many(caller_of(one.tenant, "mail"), drafts, read_draft, atomic=False)
+    assert refused == {"invalid_input": 1, "permission_denied": 1, "conflict": 1}
 
 
 async def test_a_batch_that_is_empty_or_too_large_is_refused(one: Instance) -> None:
@@ -192,3 +201,22 @@ async def test_a_batch_that_is_empty_or_too_large_is_refused(one: Instance) -> N
         await use.many(caller, [Draft()] * (limits.SUBMIT_BATCH_MAX + 1), read_draft, atomic=False)
     with pytest.raises(TooLarge, match="atomic"):
         await use.many(caller, [Draft()] * (limits.SUBMIT_FLUSH_MAX_ROWS + 1), read_draft, atomic=True)
+
+
+async def test_a_payload_over_the_limit_of_the_server_is_refused_with_the_field_and_the_limit(still: Instance) -> None:
+    use = Submits(still.store, still.submitter, make_id=new_id, payload_max=10)
+    caller = caller_of(still.tenant)
+    for plain in (True, False):
+        with pytest.raises(TooLarge, match=r"payload: 11 bytes is over the limit of 10 bytes; .*payload_max") as caught:
+            await use.one(caller, Draft(id=new_id().bytes, payload=b"x" * 11), read_draft, plain=plain)
+        assert (caught.value.field, caught.value.limit) == ("payload", 10)
+    with pytest.raises(TooLarge, match="payload: 11 bytes"):
+        await use.frame(
+            caller,
+            PlainDrafts(ids=ids(1), payloads=[b"x" * 11]),
+            (),
+            read_draft,
+            use.stream_account(),
+            done=lambda _: None,
+            failed=lambda _: None,
+        )

@@ -69,7 +69,7 @@ async def instances(
         ]
         first = made[0].store
         await first.topics(made[0].tenant, list(limits))
-        async with first.lane("admin").use() as db:
+        async with first.lane("upkeep").use() as db:
             tenant_no = TenantNo(await first.tenant_no(made[0].tenant))
             for name, changes in limits.items():
                 await topics.set_topic(db, first.names, tenant_no, name, changes=changes)
@@ -164,7 +164,7 @@ async def throttled(made: Sequence[Instance], db: Connection, *, run: int) -> di
     return shares
 
 
-async def test_thousands_of_jobs_of_one_customer_do_not_hold_up_anothers_ten(database: str, db: Connection) -> None:
+async def test_thousands_of_jobs_of_one_customer_do_not_delay_anothers_ten(database: str, db: Connection) -> None:
     work = Work()
     work.seconds = 0.2
     async with instances(database, 1, {"mail": {"fair_by_key": True, "max_running": 4}}, work) as (first,):

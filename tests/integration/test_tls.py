@@ -1,11 +1,14 @@
-"""TLS on the real port, with certificates made on the fly: who is let in, and what everybody else is told."""
+"""TLS on the real port, with certificates made on the fly: who is let in, and what everyone else is notified."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 import trustme
 
@@ -59,7 +62,7 @@ async def submits(url: str | Sequence[str], timeout: float = 10, **trust: Path) 
 
 
 async def told(url: str, words: str, **trust: Path) -> bool:
-    """Whether a client that is not let in is told this; a busy machine may need more than one handshake's time."""
+    """Whether a client that is not let in is notified this; a busy machine may need more than one handshake's time."""
     said: list[str] = []
     while not said or words not in said[-1]:
         assert len(said) < 20, said
@@ -69,6 +72,7 @@ async def told(url: str, words: str, **trust: Path) -> bool:
     return True
 
 
+@pytest.mark.req("O28")
 async def test_a_client_with_the_authority_connects_and_others_get_an_error_with_a_hint(
     database: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +83,7 @@ async def test_a_client_with_the_authority_connects_and_others_get_an_error_with
         assert await told(f"https://{address}", "pass ca=..., or set HEADGATE_CA", ca=other.ca)
         monkeypatch.setenv("HEADGATE_CA", str(files.ca))
         assert await submits(f"https://{address}")
-        # A renewed certificate is taken up without a restart; this one is for somebody else.
+        # A renewed certificate is taken up without a restart; this one is for someone else.
         files.issue("server", "elsewhere.example")
         assert await told(f"https://{address}", "its certificate is for another name")
 
@@ -96,6 +100,60 @@ async def test_a_server_may_ask_clients_for_their_certificate(database: str, fil
         assert await submits(url, ca=files.ca, certificate=files.client_cert, key=files.client_key)
         assert await told(url, "pass certificate=... and key=...", ca=files.ca)
         assert await told(url, "in the TLS handshake", ca=files.ca, certificate=other.client_cert, key=other.client_key)
+
+
+class Peer:
+    """A connection with a client certificate, and one stream on it."""
+
+    def __init__(self, address: str, server: Files, client: Files) -> None:
+        identity = client.client_key.read_bytes(), client.client_cert.read_bytes()
+        self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(server.ca.read_bytes(), *identity))
+        self._stream = self._channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", wait_for_ready=True, timeout=60)
+
+    async def is_watching(self) -> bool:
+        return bool(await asyncio.to_thread(next, self._stream))
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._stream.is_active())
+
+    async def ended(self) -> tuple[grpc.StatusCode, str]:
+        return await asyncio.to_thread(lambda: (self._stream.code(), self._stream.details()))
+
+    async def calls(self) -> grpc.StatusCode:
+        """The answer to one more call on the connection."""
+        call = self._channel.unary_unary("/grpc.health.v1.Health/Check").future(b"", timeout=10)
+        return await asyncio.to_thread(call.code)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@pytest.mark.req("W5")
+async def test_a_removed_authority_ends_open_streams_within_five_seconds_and_refuses_calls_of_the_connection(
+    database: str, files: Files, tmp_path: Path
+) -> None:
+    other = Files(tmp_path / "other")
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(files.ca.read_bytes() + other.ca.read_bytes())
+    async with serving(database, tls_cert=files.cert, tls_key=files.key, tls_client_ca=bundle) as address:
+        kept, cut = Peer(address, files, files), Peer(address, files, other)
+        try:
+            assert await kept.is_watching()
+            assert await cut.is_watching()
+            assert await cut.calls() == grpc.StatusCode.OK
+            bundle.write_bytes(files.ca.read_bytes())
+            began = time.monotonic()
+            code, said = await cut.ended()
+            assert time.monotonic() - began < 5
+            assert code == grpc.StatusCode.UNAUTHENTICATED
+            assert "not signed by an authority that the server trusts now" in said
+            assert await cut.calls() == grpc.StatusCode.UNAUTHENTICATED, "its connection is still open"
+            assert kept.is_open
+            assert await kept.calls() == grpc.StatusCode.OK
+        finally:
+            kept.close()
+            cut.close()
 
 
 async def test_files_that_make_no_server_are_refused_before_the_port_is_open(database: str, files: Files) -> None:

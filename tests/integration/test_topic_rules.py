@@ -18,6 +18,7 @@ from headgate.domain.jobs import JobRules
 from headgate.domain.schedules import Every, ScheduleSpec
 from headgate.domain.timestamps import EPOCH
 from headgate.domain.topic_rules import Origin
+from headgate.domain.topic_sets import TopicSet
 from headgate.store import schedules, topics
 from headgate.store.connect import Connection
 from headgate.store.names import Names
@@ -109,7 +110,7 @@ async def test_an_instance_and_its_cache_follow(still: Instance, db: Connection)
     (known,) = await still.store.topics(still.tenant, ["mail"])
     assert (known.rules.max_attempts, known.unruled) == (3, {"retry", "priority"})
     await other.refresh(db)
-    assert other.known_topic(known.no).rules.max_attempts == 3
+    assert other.topics_by_no[known.no].rules.max_attempts == 3
     await store.declare_topic(still.tenant, "mail", {"max_attempts": 3}, source="shop", worker="v", actor="t")
     assert await other.refresh(db) == 0, "the same again is nothing that an instance has to read"
 
@@ -181,7 +182,7 @@ async def test_schedules_take_the_rules_of_their_topic(queue: Queue) -> None:
     ]
 
 
-async def test_a_value_written_by_hand_stays_until_another_is_declared_or_set(queue: Queue) -> None:
+async def test_a_value_written_manually_stays_until_another_is_declared_or_set(queue: Queue) -> None:
     await queue.db.execute("UPDATE headgate.topics SET max_attempts = 11")
     await set_rules(queue, priority=1)
     assert (await job_in_sql(queue))[:2] == (1, 11)
@@ -192,7 +193,7 @@ async def test_a_value_written_by_hand_stays_until_another_is_declared_or_set(qu
 # ---------------------------------------------------------------------- the use case
 
 
-def caller(*scopes: Scope, only: frozenset[str] | None = None) -> Identity:
+def caller(*scopes: Scope, only: TopicSet | None = None) -> Identity:
     return Identity(tenant="acme", subject="eve", scopes=frozenset(scopes), topics=only)
 
 
@@ -271,7 +272,7 @@ async def test_a_declaration_needs_the_topics_of_its_token_and_stays_within_quot
     still: Instance, db: Connection
 ) -> None:
     use = use_case(still, Connected())
-    limited = caller(Scope.WORK, only=frozenset({"mail"}))
+    limited = caller(Scope.WORK, only=TopicSet.of("mail"))
     with pytest.raises(PermissionDenied, match="other"):
         await use.declare(limited, [("other", {"max_attempts": 5})], source="s", worker="w")
     both = [("other", {"max_attempts": 5}), ("mail", {"max_attempts": 6})]

@@ -18,7 +18,8 @@ from headgate.domain.states import EventKind, State, SubmitReceipt
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
 from headgate.store.upkeep import forget_expired
-from tests.integration.test_dependencies import DIES, blocked_on_a_lock, rivals, state, until
+from tests.integration.test_dependencies import DIES, state
+from tests.integration.test_dependency_races import blocked_on_a_lock, rivals, until
 from tests.support.queue import Clock, Queue, new_id
 
 
@@ -49,7 +50,7 @@ async def test_a_second_submit_is_the_live_job_until_that_has_ended(queue: Queue
     assert (next_one.receipt, next_one.id != first.id) == (SubmitReceipt.CREATED, True)
 
 
-@pytest.mark.parametrize("ending", ["completed", "dead", "cancelled", "lapsed to death"])
+@pytest.mark.parametrize("ending", ["completed", "dead", "cancelled", "dead by its lease"])
 async def test_every_end_frees_the_key(queue: Queue, ending: str) -> None:
     clock = await Clock.install(queue.db)
     (job_id,) = await queue.add(1, max_attempts=1, **unique())
@@ -57,7 +58,7 @@ async def test_every_end_frees_the_key(queue: Queue, ending: str) -> None:
         await verbs.cancel(queue.db, await queue.tenant_no(), [job_id])
     else:
         await queue.claim()
-        if ending == "lapsed to death":
+        if ending == "dead by its lease":
             await clock.advance(minutes=5)
             await queue.db.execute("SELECT headgate.reap_v1(10, '-infinity')")
         else:

@@ -293,7 +293,7 @@ async def test_calls_report_by_the_way_of_streams_only_what_a_stream_here_was_gi
 async def test_a_flood_of_heartbeats_is_refused_with_a_hint_and_renewals_do_not_wait_for_it(
     watched: Watched, greedy: Wire, neighbour: Wire
 ) -> None:
-    """The connection of such calls hangs, and hundreds wait for it: a neighbour's lease is renewed all the same."""
+    """The connection of such calls hangs, and hundreds wait for it: a neighbour's lease is renewed anyway."""
     async with neighbour.worker("beats") as session:
         (job,) = await given(neighbour, session, 1)
         beating = watched.session("beats")
@@ -355,7 +355,7 @@ async def test_a_heartbeat_of_another_credential_does_not_keep_a_worker_alive(
 ) -> None:
     async with Wire(watched.address, token=SECOND) as second, neighbour.worker("named") as session:
         await session.send(_beat())
-        await session.until(lambda: session.beats, "the beat was answered")  # all that it has sent was heard
+        await session.until(lambda: session.beats, "the beat was answered")  # all that it has sent was received
         named = watched.session("named")
         before = named.last_seen
         await second.call("Heartbeat", worker_pb2.HeartbeatRequest(worker_id="named"))

@@ -328,7 +328,7 @@ async def test_jobs_that_an_applications_transaction_has_locked_are_looked_at_ag
 
 @pytest.mark.req("O20")
 async def test_jobs_that_take_no_time_are_claimed_and_settled_many_at_a_time(database: str) -> None:
-    """Each slot asks and answers for itself: a statement per job, or two, unless somebody gathers them."""
+    """Each slot asks and answers for itself: a statement per job, or two, unless someone gathers them."""
     async with Instance(database) as one:
         await one.submit(2_000)
         workers = [await one.worker(f"w{number}", slots=10, handler=completing()) for number in range(10)]

@@ -126,7 +126,7 @@ async def test_a_server_counts_until_it_was_not_seen_for_five_seconds(link: Link
     assert [step.number for step in await migrate(link, source=running.root)] == [3]
 
 
-async def test_the_operator_may_break_them_all_the_same(link: Link, running: Source) -> None:
+async def test_the_operator_may_break_them_anyway(link: Link, running: Source) -> None:
     await serves(link, "old", knows=2)
     later(running, None, None)
     assert [step.number for step in await migrate(link, source=running.root, break_running=True)] == [3, 4]

@@ -187,7 +187,7 @@ async def test_runners_that_start_at_once_all_succeed_and_apply_each_step_once(
         assert await connection.fetchval("SELECT count(*) FROM headgate.one") == 2
 
 
-async def test_a_waiting_runner_says_so(blank_database: str, source: Source) -> None:
+async def test_a_waiting_runner_reports_it(blank_database: str, source: Source) -> None:
     source.write("0001_first.sql", "CREATE TABLE headgate.one (n int);\nSELECT pg_sleep(0.5);\n")
     events: list[Progress] = []
     async with open_link(blank_database) as one, open_link(blank_database) as two:
@@ -335,12 +335,12 @@ async def test_an_edited_file_is_refused_by_name(link: Link, source: Source) -> 
     assert len(await rows(link)) == 2
 
 
-async def test_a_database_without_our_schema_is_told_to_migrate(link: Link, source: Source) -> None:
+async def test_a_database_without_our_schema_needs_a_migration(link: Link, source: Source) -> None:
     with pytest.raises(SchemaMismatch, match="no headgate schema yet: run `headgate migrate`"):
         await check_schema(link, source=source.root)
 
 
-async def test_an_older_database_is_told_to_migrate(link: Link, source: Source) -> None:
+async def test_an_older_database_needs_a_migration(link: Link, source: Source) -> None:
     await migrate(link, source=source.root)
     source.write("0003_third.sql", "CREATE TABLE headgate.three ();")
     source.write("0004_fourth.sql", "CREATE TABLE headgate.four ();")

@@ -45,7 +45,7 @@ class ClaimingStore(StoreUnderTest):
         lease=lease_times,
     )
     def claim(self, where: tuple[int, list[int]], runs: list[int], short: int, owner: int, lease: timedelta) -> None:
-        """From the head of the order, dealt out to several workers in runs."""
+        """From the head of the order, distributed to several workers in runs."""
         self._claim(where, limit=max(1, sum(runs) - short), runs=runs, owner=owner, lease=lease)
 
     @verb(

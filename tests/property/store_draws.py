@@ -150,7 +150,7 @@ def some_refs(draw: st.DrawFn, *states: State) -> list[Ref]:
 
 @st.composite
 def reports(draw: st.DrawFn) -> list[tuple[Ref, int, Outcome]]:
-    """Outcomes for one flush: mostly of leases that hold, else of old and future epochs, of jobs nobody knows, said
+    """Outcomes for one flush: mostly of leases that hold, else of old and future epochs, of jobs no one knows, said
     twice in this flush, or word for word what was said before."""
     at = draw(machine)
     known = [ref for ref in at.sent if ref in at.model.jobs]

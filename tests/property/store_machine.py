@@ -116,12 +116,12 @@ class StoreMachine(ClaimingStore):
         running = [job.claimed_at for job in self.model.jobs.values() if job.state is State.RUNNING and job.claimed_at]
         oldest = self.run(store_calls.oldest_running(self.db))
         assert oldest == min(running, default=None)
-        lapsed, ahead = self.model.lapsed(), self.model.ahead()
-        began = {ref: self.model.jobs[ref].claimed_at or self.model.now for ref in (*lapsed, *ahead)}
+        expired, ahead = self.model.expired(), self.model.ahead()
+        began = {ref: self.model.jobs[ref].claimed_at or self.model.now for ref in (*expired, *ahead)}
         floor = oldest if floored and oldest else BEGINNING
         reaped = self.run(leases.reap(self.db, limit=limit, floor=floor))
         refs = [Ref(one.tenant_no, one.id) for one in reaped]
-        assert set(refs) <= set(lapsed)
+        assert set(refs) <= set(expired)
         cut = [ref for ref in ahead if self.run(self._lease_until(ref)) != self.model.jobs[ref].record.lease_until]
         for ref in cut:
             self.model.cut(ref)
@@ -303,7 +303,7 @@ class StoreMachine(ClaimingStore):
         self._promote(limit=MANY, known=known)
 
     def edges(self) -> list[datetime]:
-        near = self.model.now + timedelta(days=40)  # five years ahead nobody would come back
+        near = self.model.now + timedelta(days=40)  # five years ahead no one would come back
         moments = [job.record.run_at for job in self.model.jobs.values() if job.state in WAITING]
         moments += [job.record.lease_until for job in self.model.jobs.values() if job.record.lease_until is not None]
         moments += [key.expires_at for key in self.model.keys.values()]

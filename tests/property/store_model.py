@@ -1,11 +1,11 @@
-"""The store as a value: what every verb of `store/` must answer and leave behind, told without SQL.
+"""The store as a value: what every verb of `store/` must answer and leave behind, described without SQL.
 
 The life cycle itself is `domain/lifecycle.py`; here is what surrounds it: all jobs in one dict, live and finished, with
 their bodies and histories; idempotency keys; ids that were sent again; pause rows. `now` is the database's clock, which
-stands still during a verb. So every answer is exact, and one step of the model is one call of the store.
+stalls during a verb. So every answer is exact, and one step of the model is one call of the store.
 
 Where the store may choose (two jobs of one rank, two due at one instant), the model says which choices are right:
-`claimable`, `due` and `lapsed`. Its caller then tells it what was chosen.
+`claimable`, `due` and `expired`. Its caller then tells it what was chosen.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the sender of an outcome is told: the receipt, and how the job stands now."""
+    """What the sender of an outcome is notified: the receipt, and how the job stands now."""
 
     receipt: Receipt
     state: State | None = None
@@ -294,7 +294,7 @@ class StoreModel:
         job = self.jobs[ref]
         self.jobs[ref] = replace(job, record=lifecycle.promote(job.record, now=self.now))
 
-    def lapsed(self) -> list[Ref]:
+    def expired(self) -> list[Ref]:
         """What the watchdog may end, the oldest attempt first; those that began at one instant in any order."""
         over: list[tuple[datetime, Ref]] = []
         for ref, job in self.jobs.items():
@@ -316,7 +316,9 @@ class StoreModel:
 
     def reap(self, ref: Ref) -> Answer:
         """End the attempt of a job whose lease is over."""
-        return self._settle(ref, lambda record: lifecycle.lapse(record, now=self.now), error=_text(LEASE_EXPIRED))
+        return self._settle(
+            ref, lambda record: lifecycle.expire_lease(record, now=self.now), error=_text(LEASE_EXPIRED)
+        )
 
     # --- settle -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Credit is conserved, and nothing claimed is stranded, whatever fails and whoever comes and goes meanwhile.
+"""Credit is conserved, and nothing claimed is stranded, whatever fails and whichever workers come and go meanwhile.
 
 What a session granted is free in the book, reserved by the claim in flight, or dealt to it; at every moment, for every
 session that lives. A script of steps runs against the real store. Any step can be made to fail: before the database did
@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
 from headgate.dispatch.delivery import Delivery
-from headgate.dispatch.session import SessionSilent, WorkerSession
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import SessionSilent
 from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreBusy, StoreUnavailable
 from headgate.domain.states import State
 from headgate.store.connect import connect
@@ -80,7 +81,7 @@ class StirAll:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """A worker wants no more jobs; what it asks for later counts anew."""
+    """A worker wants no more jobs; what it asks for later counts again."""
 
     who: int
 
@@ -303,7 +304,7 @@ async def scenario(dsn: str, script: list[Aside | Claim | Tick]) -> None:
         async with Instance(dsn, running=False, claims_along=True) as one:
             play = Script(one)
             await play.run(script)
-            # Everybody leaves. What was never written goes back at once, at no cost.
+            # Everyone leaves. What was never written goes back at once, at no cost.
             for worker in play.workers:
                 worker.lose()
             await one.flushed()
@@ -314,7 +315,7 @@ async def scenario(dsn: str, script: list[Aside | Claim | Tick]) -> None:
             running = {row["id"] for row in rows if row["state"] == State.RUNNING}
             lost = sum(
                 isinstance(step, Claim) and step.when == "after" and step.fault is not None for step in script
-            )  # answers that never arrived: leased to nobody
+            )  # answers that never arrived: leased to no one
             assert received <= running
             assert lost or received == running
             assert {row["attempt"] for row in rows if row["state"] == State.PENDING} <= {0}

@@ -11,7 +11,7 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.ids import Epoch, new_job_id
 from headgate.domain.jobs import Submission, TopicRules
 from headgate.domain.lifecycle import JobRecord, Step
-from headgate.domain.outcomes import Abandon, Lapsed, Outcome, Snooze, kind_of
+from headgate.domain.outcomes import Abandon, LeaseExpired, Outcome, Snooze, kind_of
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
 from tests.property.strategies import NOON, ageing_steps, delays, leases, outcomes, policies, priorities
 
@@ -27,10 +27,10 @@ def new_job(policy: RetryPolicy, max_attempts: int) -> JobRecord:
 @given(
     policy=policies(),
     max_attempts=st.integers(1, 10),
-    endings=st.lists(outcomes() | st.builds(Lapsed), max_size=50),
+    endings=st.lists(outcomes() | st.builds(LeaseExpired), max_size=50),
 )
 def test_no_job_runs_more_often_than_its_max_attempts_allow(
-    policy: RetryPolicy, max_attempts: int, endings: list[Outcome | Lapsed]
+    policy: RetryPolicy, max_attempts: int, endings: list[Outcome | LeaseExpired]
 ) -> None:
     job, now, paid = new_job(policy, max_attempts), NOON, 0
     for ending in endings:
@@ -38,9 +38,9 @@ def test_no_job_runs_more_often_than_its_max_attempts_allow(
             break
         now = max(now, job.run_at)
         job = lifecycle.claim(lifecycle.promote(job, now=now), now=now, lease=SECOND)
-        if isinstance(ending, Lapsed):
+        if isinstance(ending, LeaseExpired):
             now += 2 * SECOND
-            job = lifecycle.lapse(job, now=now).job
+            job = lifecycle.expire_lease(job, now=now).job
         else:
             job = lifecycle.report(job, job.epoch, ending, now=now).job
         paid += not isinstance(ending, Abandon | Snooze)
@@ -59,7 +59,7 @@ def test_a_job_whose_workers_all_die_is_dead_after_exactly_its_max_attempts(
         now = max(now, job.run_at)
         job = lifecycle.claim(lifecycle.promote(job, now=now), now=now, lease=SECOND)
         now += 2 * SECOND
-        job = lifecycle.lapse(job, now=now).job
+        job = lifecycle.expire_lease(job, now=now).job
         assert (job.state is State.DEAD) == (run == max_attempts)
     assert (job.attempt, job.epoch) == (max_attempts, max_attempts)
 
@@ -162,12 +162,12 @@ class LifeOfAJob(RuleBasedStateMachine):
         if late and self.job.lease_until is not None:
             self.now = max(self.now, self.job.lease_until + SECOND)
         running = self.job
-        step = lifecycle.lapse(self.job, now=self.now)
+        step = lifecycle.expire_lease(self.job, now=self.now)
         self.take(step)
         if step.job != running:
             assert running.lease_until is not None
             assert running.lease_until < self.now
-            self.told.append((running.epoch, OutcomeKind.LAPSED))
+            self.told.append((running.epoch, OutcomeKind.LEASE_EXPIRED))
 
     @precondition(lambda self: self.job.state not in (State.COMPLETED, State.DEAD))
     @rule()

@@ -224,7 +224,7 @@ timings = st.one_of(
     catch_up=st.sampled_from(CatchUp),
     most=st.integers(1, 10),
 )
-def test_a_plan_names_the_newest_occurrences_and_goes_on_after_now(
+def test_a_plan_names_the_newest_occurrences_and_continues_after_now(
     timing: Timing, start: datetime, outage: timedelta, overlap: Overlap, catch_up: CatchUp, most: int
 ) -> None:
     due = next_after(timing, start)

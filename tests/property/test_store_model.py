@@ -1,7 +1,7 @@
 """The store and its model agree, whatever is done in whatever order.
 
 Random sequences of every verb run against a real PostgreSQL and against `StoreModel`; after each step the answers, all
-jobs, histories, keys, pause rows and counts are compared. The store's clock is in the test's hands and stands still
+jobs, histories, keys, pause rows and counts are compared. The store's clock is in the test's hands and stalls
 during a step, so nothing is "about": due times, leases and ranks are equal to the microsecond.
 
 `make model` makes a long search of it.

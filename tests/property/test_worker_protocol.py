@@ -218,7 +218,7 @@ class WorkerMachine(RuleBasedStateMachine):
     @invariant()
     def the_outbox_counts_what_it_holds(self) -> None:
         outbox = self.driver.protocol.ledger.outbox
-        assert len(outbox) == len(outbox.all_unacknowledged())
+        assert outbox.count == len(outbox.all_unacknowledged())
 
     def teardown(self) -> None:
         """In the end every run that was not lost has its outcome acknowledged, or reported without a stream."""
@@ -238,7 +238,7 @@ class WorkerMachine(RuleBasedStateMachine):
             self.driver.receive(beat_ack=worker_pb2.BeatAck())
             self.driver.pass_time(1.0)
             self._after()
-            if not len(self.driver.protocol.ledger.outbox) and not self.driver.protocol.ledger.active:
+            if not self.driver.protocol.ledger.outbox.count and not self.driver.protocol.ledger.active:
                 break
         LOG.setLevel(logging.NOTSET)
         missing = self.runs.keys() - self.lost - self.acknowledged

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
 
 from headgate.control.admin import Admin
+from headgate.control.payload_check import PayloadCheck
 from headgate.dispatch.presence import Presence
 from headgate.domain.identity import Identity, Scope
+from headgate.domain.timestamps import EPOCH
+from headgate.domain.topic_sets import TopicSet
 from headgate.domain.views import Target, TargetKind
 from headgate.store.admin import AdminStore
 from headgate.store.retention import RetentionStore
@@ -21,8 +25,13 @@ MAIL = Target(kind=TargetKind.TOPIC, topic="mail")
 TARGETS = pytest.mark.parametrize("target", [EVERYTHING, TENANT, MAIL], ids=str)
 
 
+def moment(at: float) -> datetime:
+    """A time of an instance's clock, as the database would show it."""
+    return EPOCH + timedelta(seconds=at)
+
+
 class Endings:
-    """Remembers who was told to have ended."""
+    """Remembers who was notified to have ended."""
 
     def __init__(self) -> None:
         self.ids: list[UUID] = []
@@ -41,8 +50,10 @@ class Desk:
         self.presence = Presence(
             self.store,
             instance.sessions,
+            instance.pulls,
             topic_name=instance.store.topic_name,
             now=instance.now,
+            moment=moment,
         )
         self.presence.instance = instance.name
         self.verbs = Admin(
@@ -53,6 +64,7 @@ class Desk:
             presence=self.presence,
             endings=self.endings,
             retention=RetentionStore(instance.store),
+            check_schema=PayloadCheck(instance.store.schemas_of, instance.store.payload_sizes_of).refuse,
         )
 
     async def pause(self, target: Target, reason: str = "") -> None:
@@ -68,7 +80,7 @@ def someone(*scopes: Scope, topics: Iterable[str] | None = None, tenant: str = "
         tenant=tenant,
         subject="ana",
         scopes=frozenset(scopes),
-        topics=None if topics is None else frozenset(topics),
+        topics=None if topics is None else TopicSet.of(*topics),
     )
 
 

@@ -5,6 +5,7 @@ It lives on the SDK's own I/O loop, because grpc.aio takes one loop per process.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -38,11 +39,11 @@ class CannedServer(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
     def __enter__(self) -> Self:
-        io_thread().start(self._start()).result(30)
+        asyncio.run_coroutine_threadsafe(self._start(), io_thread().loop).result(30)
         return self
 
     def __exit__(self, *_: object) -> None:
-        io_thread().start(self._server.stop(None)).result(30)
+        asyncio.run_coroutine_threadsafe(self._server.stop(None), io_thread().loop).result(30)
 
     async def _start(self) -> None:
         self._server = grpc.aio.server()

@@ -1,6 +1,7 @@
 """The terminal screens of docs/reference/cli.md: each command of the page, run against a server with fixed answers.
 
-`python -m tests.support.cli_screens` writes what the commands print into the page; a test compares.
+`python -m tests.support.cli_screens` writes what the commands print into the page, and the screen of `headgate top`
+into docs/howto/terminal.md; tests compare.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from headgate.wire import batches_pb2 as batches
 from headgate.wire import bulk_pb2 as bulk
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import schedules_pb2 as schedules
+from headgate.wire import stats_pb2 as stats
+from tests.support import top_screen
 from tests.support.canned_server import Answers, CannedServer
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
@@ -108,6 +111,7 @@ DEAD = jobs.JobInfo(
 )
 STATUS = admin.StatusResponse(
     now_us=us(),
+    tenant="shop",
     pauses=[
         admin.PauseInfo(
             target=admin.Target(topic="billing"), paused=True, reason="bank outage", who="ana", since_us=us(hours=1)
@@ -120,8 +124,10 @@ STATUS = admin.StatusResponse(
             counts={"pending": 1204, "running": 16, "retrying": 61, "completed": 90_231, "dead": 3},
             waiting_since_us=us(seconds=2.4),
             flows=[
-                admin.FlowMinute(minute_us=us(seconds=90), submitted=2_520, completed=2_388, retried=12, dead=1),
-                admin.FlowMinute(minute_us=us(seconds=30), submitted=1_260, completed=1_194, retried=6),
+                admin.FlowMinute(
+                    minute_us=us(seconds=90), submitted=2_520, completed=2_388, retried=12, failed=13, dead=1
+                ),
+                admin.FlowMinute(minute_us=us(seconds=30), submitted=1_260, completed=1_194, retried=6, failed=6),
             ],
         ),
     ],
@@ -136,6 +142,39 @@ STATUS = admin.StatusResponse(
         ),
         oldest_day="2026-10-17",
     ),
+)
+
+
+def interval(ago: int) -> stats.Interval:
+    """A minute of the last 15: the current one has only half passed, and in one no server was running."""
+    begins = us(minutes=ago, seconds=30)
+    if ago == 9:
+        return stats.Interval(at_us=begins)
+    submitted, completed = 2_520 - 31 * (ago % 4), 2_388 - 17 * (ago % 3)
+    part = 1 if ago else 2
+    return stats.Interval(
+        at_us=begins,
+        recorded=True,
+        submitted=submitted // part,
+        started=completed // part,
+        completed=completed // part,
+        retried=12 // part,
+        failed=13 // part,
+        dead=ago % 2,
+        depth=1_204 - 83 * ago,
+        pickup=stats.LatencyInfo(count=completed, p50_s=0.004, p99_s=2.1 - ago / 9),
+        run=stats.LatencyInfo(count=completed, p50_s=0.031, p99_s=0.205 + 0.003 * (ago % 5)),
+    )
+
+
+STATS = stats.GetStatsResponse(
+    now_us=us(),
+    topic="send_invoice",
+    since="15m",
+    step_ms=60_000,
+    intervals=[interval(ago) for ago in range(14, -1, -1)],
+    pickup=stats.LatencyInfo(count=36_000, p50_s=0.004, p99_s=2.1),
+    run=stats.LatencyInfo(count=36_000, p50_s=0.031, p99_s=0.214),
 )
 ANSWERS: Answers = {
     "ProducerService/GetJob": RETRYING,
@@ -205,6 +244,23 @@ ANSWERS: Answers = {
         ],
         exact=True,
     ),
+    "StatsService/GetStats": STATS,
+    "StatsService/ListFailing": stats.ListFailingResponse(
+        since_us=us(hours=1),
+        groups=[
+            bulk.DeadGroup(
+                topic="send_invoice",
+                group="0b6a6b17",
+                title="TimeoutError: the bank did not answer in N s",
+                count=288,
+                sample_id=RETRYING.id,
+                first_us=us(minutes=58),
+                last_us=us(seconds=4),
+            )
+        ],
+        looked_at=288,
+        exact=True,
+    ),
     "ScheduleService/List": schedules.ListSchedulesResponse(),
 }
 SPECIAL: dict[str, Answers] = {
@@ -244,3 +300,4 @@ def written() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written())
+    top_screen.PAGE.write_text(top_screen.written(ANSWERS))

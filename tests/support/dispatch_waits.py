@@ -7,12 +7,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from tests.support.waiting import PATIENCE, until_async
+from tests.support.waiting import TIME_LIMIT, until_async
 
 T = TypeVar("T")
 
 
-SOON = PATIENCE
+SOON = TIME_LIMIT
 
 
 async def soon(check: Callable[[], T], what: str, *, within: timedelta = SOON) -> T:

@@ -11,7 +11,8 @@ from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame, Delivery
 from headgate.dispatch.outcome_writes import OutcomeWrite
-from headgate.dispatch.session import SessionEnded, WorkerSession
+from headgate.dispatch.session import WorkerSession
+from headgate.dispatch.session_ends import SessionEnded
 from headgate.domain.dispatching import Settled
 from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
 from headgate.domain.states import Receipt, State
@@ -215,7 +216,7 @@ class Worker:
             outcome = Failed(error=ErrorInfo(type=type(error).__name__, message=str(error)))
         finally:
             self.tracker.ended(run)
-        # Ready goes out in the frame of the outcome: nobody waits for the receipt.
+        # Ready goes out in the frame of the outcome: no one waits for the receipt.
         answer = self.settle((run.id, run.epoch, outcome))
         self.ready(1)
         self.receipts[run.id, run.epoch] = (await answer).get(0)

@@ -1,4 +1,4 @@
-"""An instance without its port, workers without a wire: dispatch against the real store, driven by hand or running.
+"""An instance without its port, workers without a wire: dispatch against the real store, driven manually or running.
 
     async with Instance(database) as one:                 # registered; its services run
         worker = await one.worker(slots=5, handler=completing())
@@ -7,7 +7,7 @@
 
 A `Worker` reads its session as a stream's writer would (D22), runs each job in a slot of its own and says Ready again
 as a slot falls free. `WatchedStore` is the store itself; it counts calls by verb, remembers what claims asked for, and
-fails or waits where a test says so. Every wait has a deadline.
+fails or waits where a test requires it. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from headgate.control.payload_check import PayloadCheck
 from headgate.dispatch.claimer import CLAIM_LIMIT, Claimer
 from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
@@ -29,6 +30,7 @@ from headgate.dispatch.limit_timers import LimitAdmitter
 from headgate.dispatch.lost_workers import LostWorkers
 from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
+from headgate.dispatch.pull_workers import PullWorkers
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.session_rules import SessionRules
@@ -38,6 +40,7 @@ from headgate.dispatch.tick_times import TickTimes
 from headgate.dispatch.ticker import Ticker
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
+from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TopicName
 from headgate.domain.jobs import Submission
@@ -57,7 +60,7 @@ SELECT state, count(*) FROM (SELECT state FROM headgate.jobs UNION ALL SELECT st
 
 
 class Instance:
-    """Store, sessions, claimer, ticker, writers and renewer, joined as server.py joins them."""
+    """Store, sessions, claimer, ticker, writers and renewer, joined as server/ joins them."""
 
     def __init__(
         self,
@@ -74,13 +77,13 @@ class Instance:
         gated: bool = False,
         reconnect_grace: float | None = None,
         running: bool = True,
-        claims_along: bool = False,  # as the server does; without, a submit and its claim can be told apart
+        claims_along: bool = False,  # as the server does; without, a submit and its claim can be notified apart
     ) -> None:
         self.store = WatchedStore(dsn)
         self.name, self.tenant, self.now = name, tenant, now
         self.lease_ms = lease // timedelta(milliseconds=1)
         self.sessions = WorkerSessions()
-        self.ended: list[UUID] = []  # final, as those who wait for results are told
+        self.ended: list[UUID] = []  # final, as those who wait for results are notified
         self.times = TickTimes(tick_seconds)
         self.demands = Demands(self.store.names, self.times, wakes=wakes)
         self.wakes = Wakes(self.store, self.demands, self.times)
@@ -109,6 +112,7 @@ class Instance:
             abandon_unsent=self.outcomes.abandon_unsent,
             end_late=self.outcomes.end_late,
             claim_limit=claim_limit,
+            mismatch=self._mismatch,
         )
         self.ticker = Ticker(
             self.store, self.times, self.demands, self.gate, self.wakes, self.limits.timers, watchdog=self.watchdog
@@ -130,8 +134,10 @@ class Instance:
             watchdog=self.watchdog,
             on_expired=self.times.full_soon,
         )
+        self.pulls = PullWorkers(self.demands, now=now)
         self.rules = SessionRules(
             sessions=self.sessions,
+            pulls=self.pulls,
             demands=self.demands,
             outcomes=self.outcomes,
             unmatched=self.unmatched,
@@ -195,8 +201,12 @@ class Instance:
 
     async def epochs(self, ids: Iterable[UUID], nth: int = 1) -> list[int]:
         """The epochs of the n-th claim of each."""
-        async with self.store.lane("read").use() as db:
+        async with self.store.lane("upkeep").use() as db:
             return await epochs_of(db, ids, nth)
+
+    def _mismatch(self, topic_no: int, payload: bytes) -> HeadgateError | None:
+        check = PayloadCheck(self.store.schemas_of)
+        return check.of_topic(self.store.topic_name(topic_no), self.store.payload_schema(topic_no), payload)
 
     async def topic_nos(self, *names: str) -> list[int]:
         return [topic.no for topic in await self.store.topics(self.tenant, names)]
@@ -254,7 +264,7 @@ class Instance:
         return ids
 
     async def states(self) -> Counter[State]:
-        async with self.store.lane("read").use() as db:
+        async with self.store.lane("upkeep").use() as db:
             return Counter({State(row[0]): row[1] for row in await db.fetch(STATES)})
 
     async def reach(self, count: int, state: State, *, within: timedelta = SOON) -> None:
@@ -280,7 +290,7 @@ class Instance:
 
 
 async def listening(instance: Instance) -> bool:
-    """Whether some instance of its database has begun to listen: what is said before is not heard."""
-    async with instance.store.lane("read").use() as db:
+    """Whether some instance of its database has begun to listen: earlier notifications are not received."""
+    async with instance.store.lane("upkeep").use() as db:
         found = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate listen' AND query ~ 'LISTEN'"
         return bool(await db.fetchval(found))

@@ -11,6 +11,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, TenantName, TopicName
 from headgate.domain.jobs import Submission
+from headgate.domain.topic_sets import TopicSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class PlainDrafts:
     new_id: bool = True
 
 
-def read_draft(job: Draft, *, tenant: str, sees: frozenset[str] | None, make_id: Callable[[], JobId]) -> Submission:
+def read_draft(job: Draft, *, tenant: str, sees: TopicSet | None, make_id: Callable[[], JobId]) -> Submission:
     """The submission of a draft; one with the option `bad` cannot be read."""
     if "bad" in job.options:
         raise InvalidInput("bad", "cannot be read")
@@ -53,4 +54,4 @@ def read_draft(job: Draft, *, tenant: str, sees: frozenset[str] | None, make_id:
 
 def caller_of(tenant: str, *topics: str, scopes: frozenset[Scope] = frozenset(Scope)) -> Identity:
     """A caller whose token permits these topics; none named: all of the tenant's."""
-    return Identity(tenant=tenant, subject="test", scopes=scopes, topics=frozenset(topics) or None)
+    return Identity(tenant=tenant, subject="test", scopes=scopes, topics=TopicSet.of(*topics) if topics else None)

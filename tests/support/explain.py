@@ -26,7 +26,7 @@ import asyncpg
 from headgate.store.connect import Connection
 
 PlanMode = Literal["custom", "generic"]
-"""PL/pgSQL plans a statement anew for its first five runs (custom) and may keep one plan from then on (generic)."""
+"""PL/pgSQL plans a statement again for its first five runs (custom) and may keep one plan from then on (generic)."""
 PLAN_MODES: tuple[PlanMode, ...] = ("custom", "generic")
 
 _ARGUMENTS = re.compile(r"CREATE FUNCTION headgate\.(\w+)\s*\((.*?)\)\s*RETURNS\b", re.DOTALL)

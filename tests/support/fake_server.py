@@ -20,7 +20,7 @@ from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import io_thread
 from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
 from tests.support.ports import lasting_port
-from tests.support.waiting import PATIENCE, until_async
+from tests.support.waiting import TIME_LIMIT, until_async
 
 T = TypeVar("T")
 _ids = new_id_maker()
@@ -28,10 +28,10 @@ _END = object()
 
 
 def on_io(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    return asyncio.wrap_future(io_thread().start(work))
+    return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, io_thread().loop))
 
 
-async def until(check: Callable[[], T], what: str, *, seconds: float = PATIENCE.total_seconds()) -> T:
+async def until(check: Callable[[], T], what: str, *, seconds: float = TIME_LIMIT.total_seconds()) -> T:
     async def ask() -> T:
         return check()
 
@@ -48,7 +48,7 @@ class Peer:
         self._out: asyncio.Queue[Any] = asyncio.Queue()
 
     def send(self, message: Any) -> None:
-        io_thread().soon(self._out.put_nowait, message)
+        io_thread().loop.call_soon_threadsafe(self._out.put_nowait, message)
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, details: str = "", headgate_code: str = "") -> None:
         """End the stream from the server's side."""
@@ -173,7 +173,7 @@ class ProducerPeer(Peer):
 
 
 class FakeServer:
-    """Greets everyone; answers by itself what it is told to answer."""
+    """Greets everyone; answers by itself what it is notified to answer."""
 
     def __init__(self) -> None:
         self.address = ""

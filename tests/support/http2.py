@@ -1,4 +1,4 @@
-"""HTTP/2 by hand: frames that no library would send."""
+"""HTTP/2 manually: frames that no library would send."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def data(stream: int, message: bytes = b"", *, last: bool = True) -> bytes:
 
 
 def part(stream: int, body: bytes) -> bytes:
-    """Bytes of a stream that goes on."""
+    """Bytes of a stream that continues."""
     return frame(DATA, 0, stream, body)
 
 

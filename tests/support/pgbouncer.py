@@ -22,7 +22,7 @@ PROGRAM = shutil.which("pgbouncer", path=_FOLDERS)
 
 
 def free_port() -> int:
-    """A port nobody has now, and that the kernel gives to nobody who asks for any: who is down finds it free again."""
+    """A port no one has now, and that the kernel gives to no one who asks for any: who is down finds it free again."""
     for _ in range(1_000):
         port = randrange(*_PORTS)  # not the first that is free: others on this machine look for one too
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -82,7 +82,7 @@ class PgBouncer:
 
 
 def config_of(dsn_host: str, dsn_port: str, *, user: str, port: int, sessions: int, socket_dir: Path | str = "") -> str:
-    """Everybody may come, as `user`, to a PostgreSQL on a local socket; with `socket_dir` on a local socket as well."""
+    """Everyone may come, as `user`, to a PostgreSQL on a local socket; with `socket_dir` on a local socket as well."""
     return f"""[databases]
 * = host={dsn_host} port={dsn_port} user={user}
 [pgbouncer]

@@ -1,4 +1,4 @@
-"""Ports of the loopback for tests: one that stays ours while its server is restarted, and one where nobody listens.
+"""Ports of the loopback for tests: one that stays ours while its server is restarted, and one where no one listens.
 
 A port that the system picks is anybody's as soon as its server is gone, and be it as the near end of some connection;
 a server that comes back to it then cannot listen. So servers get ports from below the range that the system picks from.
@@ -31,7 +31,7 @@ def lasting_port() -> int:
     """A free port that no other test run takes before this process ends."""
     for _ in range(_PORTS):
         port = _FIRST + next(_places) % _PORTS
-        with suppress(OSError), socket.socket() as probe:  # another run's, or somebody else's
+        with suppress(OSError), socket.socket() as probe:  # another run's, or someone else's
             fcntl.lockf(_taken(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.bind(("127.0.0.1", port))
             return port
@@ -40,7 +40,7 @@ def lasting_port() -> int:
 
 @contextmanager
 def deaf_port() -> Iterator[int]:
-    """A port that refuses connections, and that nobody else can listen on meanwhile."""
+    """A port that refuses connections, and that no one else can listen on meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])

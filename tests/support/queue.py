@@ -134,7 +134,7 @@ class Queue:
 
 
 class Clock:
-    """The store's clock in a test's hands: it stands still until it is moved, forwards or back. For one database."""
+    """The store's clock in a test's hands: it stalls until it is moved, forwards or back. For one database."""
 
     def __init__(self, db: Connection, now: datetime) -> None:
         self._db = db
@@ -147,7 +147,8 @@ class Clock:
             """CREATE TABLE public.test_clock (at timestamptz NOT NULL);
                INSERT INTO public.test_clock SELECT pg_catalog.clock_timestamp();
                CREATE OR REPLACE FUNCTION headgate.clock_v1() RETURNS timestamptz LANGUAGE sql VOLATILE
-                   AS 'SELECT at FROM public.test_clock'"""
+                   AS 'SELECT at FROM public.test_clock';
+               GRANT SELECT ON public.test_clock TO PUBLIC"""
         )
         clock = cls(db, await db.fetchval("SELECT at FROM public.test_clock"))
         if at is not None:

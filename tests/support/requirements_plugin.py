@@ -60,7 +60,7 @@ class _Recorder:
         if report.failed:
             self._whole_tree = False
 
-    @pytest.hookimpl(tryfirst=True)  # before -k, -m and --deselect take items away: those tests exist all the same
+    @pytest.hookimpl(tryfirst=True)  # before -k, -m and --deselect take items away: those tests exist anyway
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self._collected.update(item.nodeid for item in items)
 

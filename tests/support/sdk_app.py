@@ -59,7 +59,7 @@ def report(path: str, *, job: Job = this_job) -> dict[str, object]:
 
 @hg.job("deafen", run_in="process")
 def deafen(path: str, ears: str, *, job: Job = this_job) -> str:
-    """Computes for ever; `ears` says what it makes of being interrupted."""
+    """Computes forever; `ears` says what it makes of being interrupted."""
     job.progress(os.getpid())
     while True:
         try:

@@ -3,8 +3,8 @@
     with ServerProcess(database_url, folder=tmp_path) as server:   # ready when this returns
         channel = grpc.aio.insecure_channel(server.address)
 
-Everything here blocks, for about a second at a start. In a test with tasks of its own on the event loop that must go on
-meanwhile, use `await asyncio.to_thread(serve)`.
+Everything here blocks, for some tenths of a second at a start. In a test whose own tasks must run meanwhile, use
+`await asyncio.to_thread(serve)`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,47 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import forks
 from tests.support.ports import lasting_port
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import TIME_LIMIT, until
 
 HEADGATE = Path(sys.executable).with_name("headgate")
 FAULT = "Traceback|ERROR|CRITICAL"
+REST = r"^REST API on (?P<url>\S+)$"
 READY = r"^headgate \S+ ready on (?P<host>\S+):(?P<port>\d+)$"
 SHOWN_BYTES = 20_000
 # Blocks until the run that started it ends, however it ends (a timeout leaves by os._exit, without any teardown): then
-# nobody holds the other end of its standard input any more.
+# no one holds the other end of its standard input any more.
 _REAPER = 'read -r _; kill -KILL "$1" 2>/dev/null'
 
 
 class LoggedProcess:
     """A child whose output goes to a file. It is killed at the latest when the test run is gone."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], *, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        folder: Path,
+        environ: Mapping[str, str],
+        fork: forks.Kind | None = None,
+    ) -> None:
+        """`fork`: not by running the command, but as a fork of a process that has imported its program."""
         self.name = name
         self.log = _unused(folder, name)
+        self._process: subprocess.Popen[bytes] | forks.Fork
+        self._reaper: subprocess.Popen[bytes] | None = None
+        arguments = [str(part) for part in command]
+        if fork is not None:
+            if arguments[1] == "-m":
+                arguments = arguments[2:]  # as a program sees them
+            self.log.touch()
+            self._process = forks.fork_server(fork).start(arguments, folder=folder, log=self.log, environ=environ)
+            return
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(part) for part in command],
+                arguments,
                 env=dict(environ),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -90,7 +110,7 @@ class LoggedProcess:
         yield
         assert len(self.seen(FAULT)) == faults, self.shown()
 
-    def saw(self, pattern: str, *, times: int = 1, within: timedelta = PATIENCE) -> re.Match[str]:
+    def saw(self, pattern: str, *, times: int = 1, within: timedelta = TIME_LIMIT) -> re.Match[str]:
         """Wait until it has printed `pattern` so many times. Fails with its log when it does not, or when it ends."""
 
         def found() -> re.Match[str] | None:
@@ -110,7 +130,7 @@ class LoggedProcess:
         assert match is not None
         return match
 
-    def listens(self, port: int, *, within: timedelta = PATIENCE) -> None:
+    def listens(self, port: int, *, within: timedelta = TIME_LIMIT) -> None:
         """Wait until it takes connections on this port of the loopback. Fails with its log when it ends before."""
 
         def answers() -> bool:
@@ -127,12 +147,12 @@ class LoggedProcess:
         self._process.kill()
         self._process.wait(10)
 
-    def terminate(self, *, within: timedelta = PATIENCE) -> int:
+    def terminate(self, *, within: timedelta = TIME_LIMIT) -> int:
         """SIGTERM; returns the exit code. Fails, having killed it, when it does not end in time."""
         self.signal(signal.SIGTERM)
         return self.wait(within=within)
 
-    def wait(self, *, within: timedelta = PATIENCE) -> int:
+    def wait(self, *, within: timedelta = TIME_LIMIT) -> int:
         """Its exit code, once it has ended. Fails, having killed it, when it does not end in time."""
         try:
             until(lambda: self.exit_code is not None, f"{self.name} has ended", within=within)
@@ -155,7 +175,7 @@ class LoggedProcess:
         return f"--- {self.name} (pid {self.pid}, {self.log}) ---\n{left_out}{text[-SHOWN_BYTES:]}"
 
     def _dismiss_reaper(self) -> None:
-        if self._reaper.returncode is None:
+        if self._reaper is not None and self._reaper.returncode is None:
             self._reaper.kill()
             self._reaper.wait(10)
             if self._reaper.stdin is not None:
@@ -171,9 +191,10 @@ class LoggedProcess:
 
 
 class ServerProcess(LoggedProcess):
-    """`headgate serve`, with --dev unless told otherwise, on a migrated database, ready when the constructor returns.
+    """`headgate serve`, with --dev unless set otherwise, on a migrated database, ready when the constructor returns.
 
-    Port 0 is any free one; give the port of one that is gone to take its place. `args` are further arguments.
+    Port 0 is any free one; give the port of one that is gone to take its place. `args` are further arguments; the REST
+    API is served, at `http_url`, if they have --http-port.
     """
 
     def __init__(
@@ -184,18 +205,29 @@ class ServerProcess(LoggedProcess):
         port: int = 0,
         args: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
-        within: timedelta = PATIENCE,
+        within: timedelta = TIME_LIMIT,
         dev: bool = True,
     ) -> None:
         line = list(args)
+        served = "--http-port" in line
+        # What depends on the command line or the environment of a process, is started as users do.
+        as_users_do = environ is not None or "--processes" in line
         for option, value in pairwise(line):
             if option in ("--tokens", "--tls-key"):  # files with secrets; others may not read them
                 (folder / value).chmod(0o600)
         super().__init__(
             "headgate-serve",
-            [HEADGATE, "serve", *(["--dev"] if dev else []), "--port", str(port or lasting_port()), *line],
+            [
+                HEADGATE,
+                "serve",
+                *(["--dev"] if dev else []),
+                *("--port", str(port or lasting_port())),
+                *([] if served or "--no-http" in line else ["--no-http"]),
+                *line,
+            ],
             folder=folder,
             environ={**clean_environ(), "HEADGATE_DATABASE_URL": dsn, **(environ or {})},
+            fork=None if as_users_do else "server",
         )
         try:
             ready = self.saw(READY, within=within)
@@ -203,6 +235,7 @@ class ServerProcess(LoggedProcess):
             self.kill()
             raise
         self.host, self.port = ready["host"], int(ready["port"])
+        self.http_url = self.saw(REST)["url"] if served else ""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""How long this machine stood still while a test ran: a virtual one may lose seconds to its neighbours."""
+"""How long this machine stalled while a test ran: a virtual one may lose seconds to its neighbours."""
 
 from __future__ import annotations
 

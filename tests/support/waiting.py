@@ -11,11 +11,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _PAUSE = 0.01
-PATIENCE = timedelta(seconds=60)
-"""A guard against waiting for ever, and no measure of speed: nothing comes near it at a third of a machine's speed."""
+TIME_LIMIT = timedelta(seconds=60)
+"""A guard against waiting forever, and no measure of speed: nothing comes near it at a third of a machine's speed."""
 
 
-def until(check: Callable[[], T], what: str, *, within: timedelta = PATIENCE) -> T:
+def until(check: Callable[[], T], what: str, *, within: timedelta = TIME_LIMIT) -> T:
     """Return the first truthy answer of `check`; fail, naming `what` was awaited, when none came in time."""
     deadline = time.monotonic() + within.total_seconds()
     while not (answer := check()):
@@ -25,7 +25,7 @@ def until(check: Callable[[], T], what: str, *, within: timedelta = PATIENCE) ->
     return answer
 
 
-async def until_async(check: Callable[[], Awaitable[T]], what: str, *, within: timedelta = PATIENCE) -> T:
+async def until_async(check: Callable[[], Awaitable[T]], what: str, *, within: timedelta = TIME_LIMIT) -> T:
     """As `until`, for a check that is awaited and lets other tasks run meanwhile."""
     deadline = time.monotonic() + within.total_seconds()
     while not (answer := await check()):

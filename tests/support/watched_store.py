@@ -90,8 +90,8 @@ class WatchedStore(DispatchStore):
         def sent(record: Any) -> None:
             self._statements += "headgate." in record.query  # not the driver's own look at types, once a session
 
-        for lane in self._lanes.values():
-            async with lane.use() as db:
+        for name, lane in self._lanes.items():
+            async with self.as_tenant(name, 0) if name in self._tenant_lanes else lane.use() as db:
                 db.add_query_logger(sent)
 
     async def sent(self) -> int:
@@ -138,7 +138,7 @@ class WatchedStore(DispatchStore):
         self.tick_ranges.append(ranges)
         return await self._watched("tick", super().tick(topic_nos, ranges))
 
-    async def reap(self) -> int:
+    async def reap(self) -> list[int]:
         return await self._watched("reap", super().reap())
 
     async def settle(self, rows: Any) -> Any:

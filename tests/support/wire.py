@@ -29,27 +29,37 @@ from headgate.wire import (
     admin_pb2,
     batches_pb2,
     bulk_pb2,
+    events_pb2,
     jobs_pb2,
+    keys_pb2,
     producer_pb2,
     schedules_pb2,
+    stats_pb2,
+    tenants_pb2,
     topics_pb2,
+    webhooks_pb2,
     worker_pb2,
 )
 from tests.support.database import Server
 from tests.support.server import ServerProcess
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import TIME_LIMIT
 
 SERVICE_FILES: Final[tuple[Any, ...]] = (
     batches_pb2,
     bulk_pb2,
     admin_pb2,
+    events_pb2,
+    keys_pb2,
     producer_pb2,
     schedules_pb2,
+    stats_pb2,
+    tenants_pb2,
     topics_pb2,
+    webhooks_pb2,
     worker_pb2,
 )
 """Where the services of the wire contract are described."""
-WAIT = PATIENCE.total_seconds()
+WAIT = TIME_LIMIT.total_seconds()
 """Seconds after which a test gives up on anything it awaits."""
 WORK = "/headgate.v1.WorkerService/Work"
 PRODUCE = "/headgate.v1.ProducerService/Produce"
@@ -58,6 +68,8 @@ _SERVICE_OF: Final[dict[str, tuple[str, Any]]] = {
     "Heartbeat": ("WorkerService", worker_pb2.HeartbeatResponse),
     "ReportOutcome": ("WorkerService", worker_pb2.ReportOutcomeResponse),
     "Claim": ("WorkerService", worker_pb2.ClaimResponse),
+    "ListWorkers": ("AdminService", admin_pb2.ListWorkersResponse),
+    "ReadEvents": ("EventService", events_pb2.ReadEventsResponse),
     "Submit": ("ProducerService", producer_pb2.SubmitResponse),
     "SubmitBatch": ("ProducerService", producer_pb2.SubmitBatchResponse),
     "GetJob": ("ProducerService", jobs_pb2.JobInfo),
@@ -122,9 +134,6 @@ def served(
 def new_id() -> bytes:
     """The 16 bytes of a new version 7 UUID."""
     return new_job_id(now_ms=time.time_ns() // 1_000_000, random_bits=uuid4().bytes[:10]).bytes
-
-
-# ---------------------------------------------------------------------- outcomes
 
 
 def completed(job: Delivered | jobs_pb2.Job, result: bytes = b"") -> jobs_pb2.Outcome:
@@ -210,7 +219,7 @@ class Wire:
         return [bytes(receipt.id) for receipt in answer.receipts]
 
     async def job(self, job_id: bytes) -> jobs_pb2.JobInfo:
-        """The job as it stands, with everything."""
+        """The job as it is now, with everything."""
         request = producer_pb2.GetJobRequest(id=job_id, with_payload=True, with_result=True, with_events=True)
         return await self.call("GetJob", request)  # type: ignore[no-any-return]
 
@@ -278,7 +287,7 @@ class Wire:
 
 
 class Stream:
-    """Reads everything at once into memory, and wakes whoever waits for something."""
+    """Reads everything at once into memory, and wakes tasks that wait for something."""
 
     def __init__(self, call: Any) -> None:
         self.call = call

@@ -3,7 +3,7 @@
     with WorkerProcess(server.address, folder=tmp_path, concurrency=8) as worker:   # connected when this returns
         ...
         worker.kill()
-        worker.starts()        # up to its last microsecond: a line is written before the handler goes on
+        worker.starts()        # up to its last microsecond: a line is written before the handler continues
 
 As a program (`python -m tests.support.workers`) this module is the worker itself. Its topics:
 
@@ -35,7 +35,7 @@ from uuid import UUID
 from headgate import Headgate, Job
 from headgate.sdk import WorkerOptions
 from tests.support.server import LoggedProcess, clean_environ
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import TIME_LIMIT
 
 ROOT = Path(__file__).parents[2]
 CONNECTED = r" connected server=(?P<address>\S+) instance="
@@ -90,6 +90,7 @@ class WorkerProcess(LoggedProcess):
             ],
             folder=folder,
             environ={**clean_environ(), "PYTHONPATH": str(ROOT)},
+            fork="worker",
         )
         if wait:
             try:
@@ -98,7 +99,7 @@ class WorkerProcess(LoggedProcess):
                 self.kill()
                 raise
 
-    def is_connected(self, *, times: int = 1, within: timedelta = PATIENCE) -> None:
+    def is_connected(self, *, times: int = 1, within: timedelta = TIME_LIMIT) -> None:
         """Wait until its workers have connected so many times each, on average."""
         self.saw(CONNECTED, times=times * self.workers, within=within)
 

@@ -40,7 +40,7 @@ from headgate import (
     __version__,
     this_job,
 )
-from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo
+from headgate.sdk.admin import AuditEntry, JobChange, PauseInfo, WorkerInfo, WorkerList
 from headgate.testing import fake_job, run_inline
 
 hg = Headgate()
@@ -193,8 +193,9 @@ async def operate() -> None:
     assert_type((await hg.admin.status()).topics[0].counts, dict[str, int])
     assert_type(await hg.admin.jobs.redrive([handle.id], payload={"n": 1}, per_second=5), list[JobChange])
     assert_type(await hg.admin.jobs.reprioritise(handle.id, "urgent"), list[JobChange])
-    assert_type(await hg.admin.workers.list(), list[WorkerInfo])
-    assert_type(await hg.admin.audit(limit=5), list[AuditEntry])
+    assert_type(await hg.admin.workers.list(), WorkerList)
+    assert_type((await hg.admin.workers.list())[0], WorkerInfo)
+    assert_type((await hg.admin.audit(limit=5))[0], AuditEntry)
 
 
 async def transactions(
@@ -218,6 +219,8 @@ async def transactions(
     assert_type(plain.submit_in(connection, 3).result(), int)
     assert_type(plain.submit_in(scoped, 3), SyncHandle[int])
     assert_type(plain.submit_in("default", 3), SyncHandle[int])
+    assert_type(await plain.submit_many_in(async_session, [(3,)]), list[JobHandle[int]])
+    assert_type(plain.submit_many_in(psycopg_sync, [{"count": 3}]), list[SyncHandle[int]])
     await hg.submit_in(async_session, "elsewhere", {"a": 1}, priority=3)
     hg.submit_in(session, "elsewhere", b"x", delay=3).result()
     task = asyncio.create_task(plain.submit_in(async_session, 3))

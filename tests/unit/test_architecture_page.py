@@ -1,4 +1,4 @@
-"""docs/architecture.md and CONTRIBUTING.md: every function and file they name exists."""
+"""docs/architecture.md and CONTRIBUTING.md: every function and file they name exists. Decisions have numbers."""
 
 from __future__ import annotations
 
@@ -38,3 +38,10 @@ def test_every_named_function_exists(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_every_named_file_exists(name: str) -> None:
     assert (ROOT / name).exists() or (SOURCE / name).exists()
+
+
+def test_every_decision_has_a_number_of_its_own() -> None:
+    records = sorted((ROOT / "docs/adr").glob("*.md"))
+    numbers = [int(path.name[:4]) for path in records]
+    assert numbers == list(range(1, len(numbers) + 1)), "none is missing"
+    assert [int(re.findall(r"\d+", path.read_text())[0]) for path in records] == numbers

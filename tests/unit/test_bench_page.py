@@ -98,7 +98,7 @@ def test_a_peer_without_figures_is_listed_with_its_reason(results: Results) -> N
     assert "- SAQ: not measured yet" in absent
 
 
-def test_what_was_not_measured_is_said_at_the_top_and_below_the_own_lanes(results: Results) -> None:
+def test_what_was_not_measured_is_named_at_the_top_and_below_the_own_lanes(results: Results) -> None:
     changed = deepcopy(results)
     changed["peers"].pop("river", None)
     assert results.get("own")

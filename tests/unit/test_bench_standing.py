@@ -123,7 +123,7 @@ def test_rounds_are_interleaved_and_a_resumed_run_does_only_what_is_missing() ->
     assert command.estimate(results, ["river", "saq", "headgate"]) == 10 + 25 + command.GUESS_SECONDS
 
 
-def test_without_go_river_is_not_measured_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_go_river_is_not_measured_and_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(install, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     entry = command.measure("river", None, Sizes(), {})  # type: ignore[arg-type]  # not reached

@@ -12,12 +12,14 @@ from cyclopts import App
 
 from headgate.cli import app, main, worker
 
-FORMATS = ("table", "json", "ndjson", "name")
-DATABASE = {("dev",), ("migrate",), ("restore-fence",), ("serve",)}
-LOCAL = {*DATABASE, ("completion",), ("init",)}
+FORMATS = ("table", "wide", "json", "ndjson", "yaml", "name")
+DATABASE = {("dev",), ("doctor",), ("migrate",), ("restore-fence",), ("serve",)}
+PROFILES = {("profile", name) for name in ("list", "login", "remove", "show", "use")}
+LOCAL = {*DATABASE, *PROFILES, ("completion",), ("config", "show"), ("init",), ("version",)}
 """Commands that call no server."""
-SILENT = {*LOCAL - {("migrate",)}, ("worker",), ("schedule", "sync")}
-"""Commands that list and show nothing."""
+_SHOWN = {*PROFILES, ("config", "show"), ("doctor",), ("migrate",), ("version",)}
+SILENT = {*LOCAL - _SHOWN, ("worker",), ("schedule", "sync"), ("top",), ("topic", "export")}
+"""Commands that list and show nothing, or print a file (--format)."""
 
 
 def commands(where: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
@@ -54,8 +56,8 @@ def test_server_database_and_format_are_chosen_in_the_same_way_everywhere(found:
     for path, command in found.items():
         given = arguments(command)
         names = {name for one in given.values() for name in one.names}
-        assert ({"--url", "--token"} <= names) == (path not in LOCAL), path
-        assert ("--database-url" in names) == (path in DATABASE), path
+        assert ({"--url", "--token", "--profile"} <= names) == (path not in LOCAL), path
+        assert ("--database-url" in names) == (path in {*DATABASE, ("key", "create")}), path
         assert ({"--output", "-o"} <= names) == (path not in SILENT), path
         if path not in SILENT:
             assert given["--output"].get_choices() == FORMATS, path
@@ -68,6 +70,12 @@ def test_server_database_and_format_are_chosen_in_the_same_way_everywhere(found:
         ("job gte 1", 'unknown command "gte"; did you mean "get"?'),
         ("job get 1 --ful", "unknown option: --ful; did you mean --full?"),
         ("status --ouput json", "unknown option: --ouput; did you mean --output?"),
+        ("enqueue hello", 'unknown command "enqueue"; did you mean "submit"?'),
+        ("queue list", 'unknown command "queue"; did you mean "topic"?'),
+        ("job retry 1", 'unknown command "retry"; did you mean "redrive"?'),
+        ("job edit-retry 1", 'unknown command "edit-retry"; did you mean "redrive --payload"?'),
+        ("topic pause mail", 'unknown command "pause"; did you mean "headgate pause"?'),
+        ("tail", 'unknown command "tail"; did you mean "events"?'),
         ("worker app.py:hg", 'app: "app.py" is a file, not a module; did you mean app:hg?'),
         ("worker src/app.py:hg", 'app: "src/app.py" is a file, not a module; did you mean src.app:hg?'),
     ],
@@ -99,7 +107,7 @@ def test_a_missing_argument_is_named_as_it_is_given(capsys: pytest.CaptureFixtur
     [
         ("audit --limit many", 'invalid value for --limit: "many" is not a whole number'),
         ("submit a --max-attempts x", 'invalid value for --max-attempts: "x" is not a whole number'),
-        ("serve --lease long", 'invalid value for --lease: "long" is not a number'),
+        ("serve --lease long", "--lease: is not a duration, got 'long'; use 250ms, 30s, 5m, 2h or 1d"),
         ("serve --port 70000", "--port: must be a whole number from 0 to 65535, got 70000"),
         ("submit a --delay zzz", "--delay: is not a duration, got 'zzz'; use 250ms, 30s, 5m, 2h or 1d"),
     ],

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
 
-from headgate.cli import output
-from headgate.cli.output import Columns, duration, print_list, print_one, printable, table, when
+from headgate.cli import listing, output, values
+from headgate.cli.output import Columns, duration, exact, print_list, print_one, printable, table, when
 
 T = TypeVar("T")
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -74,6 +76,40 @@ def test_a_narrow_terminal_gets_the_distance_of_times_only(monkeypatch: pytest.M
     assert "2026-11-16T10:00:00Z (2h 00m ago)" in table(["x" * 40], columns)[1]
 
 
+@pytest.mark.usefixtures("colours")
+def test_columns_that_do_not_fit_on_a_terminal_are_left_out_and_counted() -> None:
+    job = SimpleNamespace(
+        id="0198" * 9,
+        topic="send-email",
+        state="retrying",
+        priority=0,
+        attempt=3,
+        max_attempts=20,
+        created_at=NOW,
+        worker="worker-eu-1",
+        last_error=LONG,
+    )
+    lines = on_terminal([job], listing.COLUMNS)
+    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in lines]
+    assert max(map(len, plain)) <= 80, plain
+    assert plain[0].split() == ["ID", "TOPIC", "STATE", "ERROR"]
+    assert plain[1].startswith("0198" * 9 + "  send-email  retrying  boom")
+    assert plain[-1] == "(4 columns do not fit on this terminal; -o wide has all of them)"
+    job.last_error = ""
+    assert re.sub(r"\x1b\[\d+m", "", on_terminal([job], listing.COLUMNS)[0]).split()[:5] == [
+        *("ID", "TOPIC", "STATE", "PRIORITY"),
+        "ERROR",
+    ]
+    assert table([job], listing.COLUMNS)[0].split() == list(listing.COLUMNS), "a pipe gets all of them"
+
+
+@pytest.mark.usefixtures("colours")
+def test_every_list_fits_on_a_terminal_of_80_columns() -> None:
+    """Whatever its values are: the first column names the row and is never cut, so a name can be too long for it."""
+    wide: Columns[int] = {f"COLUMN-{n}": lambda _, n=n: "x" * (36 if n == 0 else 30) for n in range(9)}
+    assert max(map(len, on_terminal([1, 2], wide))) <= 80
+
+
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 @pytest.mark.usefixtures("colours")
 def test_colours_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -87,7 +123,7 @@ def test_text_of_jobs_cannot_control_the_terminal() -> None:
     assert printable("one\ntwo\r\nthree\x1b[2J") == "one\ntwo\nthree\\x1b[2J"
 
 
-def test_a_list_has_four_formats_and_an_empty_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_has_four_formats_and_an_empty_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     def shown(kind: str, *items: tuple[str, int, str]) -> str:
         print_list(items, kind, COLUMNS, name=lambda one: one[0], empty="no things")
         return capsys.readouterr().out
@@ -145,5 +181,11 @@ def test_a_time_is_in_iso_format_with_its_distance(
         (90_000, "1d 01h"),
     ],
 )
-def test_a_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
+def test_a_measured_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize("text", ["0s", "250ms", "1500ms", "30s", "90s", "5m", "36h", "7d", "365d"])
+def test_the_duration_of_a_setting_is_printed_as_options_accept_it(text: str) -> None:
+    assert exact(values.duration(text, field="x")) == text
+    assert exact(timedelta(minutes=120)) == "2h"

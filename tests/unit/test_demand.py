@@ -26,7 +26,7 @@ def test_scarce_work_is_dealt_in_equal_shares() -> None:
     assert demand.reserve(30) == [(a, 18), (b, 10), (c, 2)], "what c leaves goes round again"
 
 
-def test_while_there_is_plenty_each_session_gets_all_it_asked_for_in_turn() -> None:
+def test_while_there_is_enough_each_session_gets_all_it_asked_for_in_turn() -> None:
     demand, (a, b, c) = demand_of(20, 20, 20)
     demand.saturated = True
     assert demand.reserve(30) == [(a, 20), (b, 10)]

@@ -21,6 +21,7 @@ from headgate.domain.errors import (
 )
 from headgate.domain.filters import InvalidFilter
 from headgate.domain.identity import Identity, PermissionDenied
+from headgate.domain.topic_sets import TopicSet
 from headgate.sdk.client.calls import _TRANSIENT
 
 
@@ -86,7 +87,7 @@ def test_no_error_repeats_more_than_200_characters_of_input_whatever_its_caller_
 
 
 def test_a_token_that_permits_none_of_many_topics_gets_the_names_of_a_few() -> None:
-    limited = Identity(tenant="t", subject="s", scopes=frozenset(), topics=frozenset({"mail"}))
+    limited = Identity(tenant="t", subject="s", scopes=frozenset(), topics=TopicSet.of("mail"))
     with pytest.raises(PermissionDenied) as caught:
         limited.allowed(f"topic-{n}" for n in range(10_000))
     assert "topic-0, topic-1, " in str(caught.value)

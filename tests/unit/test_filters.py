@@ -169,7 +169,7 @@ class Counted(str):
 def test_a_pattern_searches_a_text_once_for_each_of_its_parts(
     monkeypatch: pytest.MonkeyPatch, end: str, fits: bool
 ) -> None:
-    """`*a` 40 times and `*b`: a backtracking matcher tries every way to deal the a's out, which takes for ever."""
+    """`*a` 40 times and `*b`: a backtracking matcher tries every way to deal the a's out, which takes forever."""
     small = Counted("xax")
     assert Glob(("", "a", "")).matches(small)
     assert small.searches == 3  # its searches are those that are counted

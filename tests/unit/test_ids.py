@@ -15,6 +15,7 @@ from headgate.domain.ids import (
     JobId,
     JobIdMaker,
     derived_job_id,
+    id_from_bytes,
     job_id_time_ms,
     new_job_id,
     parse_job_id,
@@ -48,6 +49,15 @@ def test_an_id_is_a_proper_uuid_though_it_was_built_without_the_constructor() ->
     assert made.is_safe is SafeUUID.unknown
     assert (made.bytes, made.hex, made.version, made.variant) == (same.bytes, same.hex, 7, same.variant)
     assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made  # noqa: S301
+
+
+def test_an_id_is_read_from_its_sixteen_bytes() -> None:
+    made = new_job_id(now_ms=NOON_MS, random_bits=bytes(range(10)))
+    assert id_from_bytes(made.bytes) == made
+    assert type(id_from_bytes(made.bytes)) is UUID
+    for raw in (b"", made.bytes[:15], made.bytes + b"x"):
+        with pytest.raises(InvalidInput, match=f"batch: has {len(raw)} bytes"):
+            id_from_bytes(raw, field="batch")
 
 
 def test_an_id_tells_when_it_was_made() -> None:

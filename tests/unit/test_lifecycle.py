@@ -12,7 +12,7 @@ from headgate.domain.errors import WrongState
 from headgate.domain.ids import Epoch, new_job_id
 from headgate.domain.jobs import Submission, TopicRules
 from headgate.domain.lifecycle import JobRecord, Step, Verdict, receipt_for, settle
-from headgate.domain.outcomes import Abandon, Completed, Ending, ErrorInfo, Failed, Lapsed, Nack, Snooze
+from headgate.domain.outcomes import Abandon, Completed, Ending, ErrorInfo, Failed, LeaseExpired, Nack, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
 from headgate.domain.timestamps import unix_us
 from tests.unit.refusals import assert_refused
@@ -106,7 +106,7 @@ def test_a_renewal_pushes_the_lease_forward_but_never_back() -> None:
     assert lifecycle.renew(running, Epoch(1), now=NOON, lease=MINUTE) == Step(job=running)
     longer = lifecycle.renew(running, Epoch(1), now=NOON, lease=20 * MINUTE)
     assert longer == Step(job=replace(running, lease_until=NOON + 20 * MINUTE))
-    late = lifecycle.renew(running, Epoch(1), now=NOON + 60 * MINUTE, lease=MINUTE)  # lapsed, but nobody reaped it
+    late = lifecycle.renew(running, Epoch(1), now=NOON + 60 * MINUTE, lease=MINUTE)  # expired, but no one reaped it
     assert late.receipt is Receipt.APPLIED
 
 
@@ -147,8 +147,8 @@ SETTLED: list[tuple[int, Ending, Verdict]] = [
         Snooze(delay=0 * MINUTE),
         Verdict(state=State.PENDING, run_at=NOON, refund=True, event=EventKind.SNOOZED),
     ),
-    (FIRST, Lapsed(), Verdict(state=State.RETRYING, run_at=NOON + SECOND, event=EventKind.LAPSED)),
-    (LAST, Lapsed(), Verdict(state=State.DEAD, event=EventKind.LAPSED)),
+    (FIRST, LeaseExpired(), Verdict(state=State.RETRYING, run_at=NOON + SECOND, event=EventKind.LEASE_EXPIRED)),
+    (LAST, LeaseExpired(), Verdict(state=State.DEAD, event=EventKind.LEASE_EXPIRED)),
 ]
 
 
@@ -204,7 +204,7 @@ def test_a_late_outcome_counts_until_the_job_is_reaped() -> None:
     running = job(State.RUNNING)
     late = NOON + 60 * MINUTE
     assert lifecycle.report(running, Epoch(1), Completed(), now=late).job.state is State.COMPLETED
-    reaped = lifecycle.lapse(running, now=late).job
+    reaped = lifecycle.expire_lease(running, now=late).job
     assert lifecycle.report(reaped, Epoch(1), Completed(), now=late) == Step(job=reaped, receipt=Receipt.STALE)
 
 
@@ -227,21 +227,21 @@ def test_an_outcome_for_no_job_is_unknown() -> None:
 # --- the watchdog and the operators ---------------------------------------------------------------------------------
 
 
-def test_a_lease_lapses_after_its_last_instant() -> None:
+def test_a_lease_expires_after_its_last_instant() -> None:
     running = job(State.RUNNING, lease_until=NOON)
-    assert lifecycle.lapse(running, now=NOON) == Step(job=running)
-    lapsed = lifecycle.lapse(running, now=NOON + MICRO)
-    assert lapsed.event is EventKind.LAPSED
-    assert (lapsed.job.state, lapsed.job.last_outcome) == (State.RETRYING, OutcomeKind.LAPSED)
-    assert lapsed.job.run_at == NOON + MICRO + SECOND
-    asked = lifecycle.lapse(replace(running, cancel_requested=True), now=NOON + MICRO)
+    assert lifecycle.expire_lease(running, now=NOON) == Step(job=running)
+    expired = lifecycle.expire_lease(running, now=NOON + MICRO)
+    assert expired.event is EventKind.LEASE_EXPIRED
+    assert (expired.job.state, expired.job.last_outcome) == (State.RETRYING, OutcomeKind.LEASE_EXPIRED)
+    assert expired.job.run_at == NOON + MICRO + SECOND
+    asked = lifecycle.expire_lease(replace(running, cancel_requested=True), now=NOON + MICRO)
     assert asked.job.state is State.CANCELLED
 
 
-def test_only_running_jobs_lapse() -> None:
+def test_only_running_jobs_expire() -> None:
     for state in set(State) - {State.RUNNING}:
         other = job(state)
-        assert lifecycle.lapse(other, now=NOON + 60 * MINUTE) == Step(job=other)
+        assert lifecycle.expire_lease(other, now=NOON + 60 * MINUTE) == Step(job=other)
 
 
 @pytest.mark.parametrize("state", [state for state in State if state.is_queued])

@@ -26,7 +26,7 @@ def test_thirds_leave_the_warm_up_out_and_gaps_too() -> None:
     assert thirds([], "rss", warm_up=30) == []
 
 
-def test_samples_during_which_a_neighbour_worked_do_not_count_for_times() -> None:
+def test_samples_during_which_another_process_worked_do_not_count_for_times() -> None:
     taken = [{"at": float(place), "ms": 1.0, "foreign": 0.1} for place in range(9)]
     for sample in taken[5:8]:
         sample |= {"ms": 9.0, "foreign": 1.5}

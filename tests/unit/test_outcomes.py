@@ -7,7 +7,17 @@ from datetime import timedelta
 import pytest
 
 from headgate.domain.errors import TooLarge
-from headgate.domain.outcomes import LEASE_EXPIRED, Abandon, Completed, ErrorInfo, Failed, Lapsed, Nack, Snooze, kind_of
+from headgate.domain.outcomes import (
+    LEASE_EXPIRED,
+    Abandon,
+    Completed,
+    ErrorInfo,
+    Failed,
+    LeaseExpired,
+    Nack,
+    Snooze,
+    kind_of,
+)
 from headgate.domain.states import OutcomeKind
 from tests.unit.refusals import assert_refused
 
@@ -22,7 +32,7 @@ def test_every_ending_has_its_kind() -> None:
         Nack(delay=SECOND, reason="busy"),
         Abandon(),
         Snooze(delay=SECOND),
-        Lapsed(),
+        LeaseExpired(),
     ]
     assert [kind_of(ending) for ending in endings] == list(OutcomeKind)
 
@@ -56,9 +66,9 @@ def test_delays_are_whole_milliseconds_rounded_up() -> None:
     assert Nack(delay=timedelta(0), reason="").delay == timedelta(0)
 
 
-def test_a_lapse_leaves_an_error_like_a_failure() -> None:
+def test_an_expired_lease_leaves_an_error_like_a_failure() -> None:
     assert LEASE_EXPIRED.type == "LeaseExpired"
-    assert LEASE_EXPIRED.message.startswith("lease expired")
+    assert "did not renew" in LEASE_EXPIRED.message
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate.control.payload_check import PayloadCheck
 from headgate.control.schedules import Schedules
 from headgate.domain import pacing
 from headgate.domain.errors import InvalidInput
@@ -31,7 +32,8 @@ async def test_a_loop_stops_for_others_by_the_time_it_has_taken() -> None:
 
 def schedules() -> Schedules:
     store: Any = SimpleNamespace()
-    return Schedules(store, topics_ready=lambda topics: None, wake=lambda: None)
+    payloads = PayloadCheck(lambda tenant: {})
+    return Schedules(store, topics_ready=lambda topics: None, wake=lambda: None, payloads=payloads)
 
 
 @pytest.mark.parametrize("after", [datetime(1, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)])

@@ -55,7 +55,7 @@ def test_the_start_message_carries_every_option_through_plain_json() -> None:
         "version": "1.2.3",
     }
     message = json.loads(json.dumps(start_message(options, number=2, log_options=LOG_OPTIONS)))
-    assert options_of(message) == ServerOptions(**{**options, "name": "box-2", "shared_port": True})  # type: ignore[arg-type]
+    assert options_of(message) == ServerOptions(**{**options, "name": "box-2", "shared_port": True, "process": 2})  # type: ignore[arg-type]
     assert (message["number"], message["log_level"], message["log_format"]) == (2, "INFO", "json")
 
 

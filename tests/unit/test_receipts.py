@@ -11,7 +11,8 @@ import pytest
 from headgate.dispatch import session as session_module
 from headgate.dispatch.delivery import ControlFrame, Delivery
 from headgate.dispatch.demand import Demand
-from headgate.dispatch.session import RECEIPTS_WAITING, SessionEnded, WorkerSession
+from headgate.dispatch.session import RECEIPTS_WAITING, WorkerSession
+from headgate.dispatch.session_ends import SessionEnded
 from headgate.domain.identity import Identity
 
 

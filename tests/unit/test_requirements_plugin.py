@@ -30,7 +30,7 @@ def test_many(n): pass
 
 
 class Project:
-    """A small pytest project of its own, run in a process of its own."""
+    """A small pytest project of its own."""
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self._pytester = pytester
@@ -43,7 +43,7 @@ class Project:
 
     def run(self, *arguments: str) -> pytest.RunResult:
         plugins = ["-p", "tests.support.requirements_plugin", "-p", "no:cacheprovider", "-p", "no:asyncio"]
-        return self._pytester.runpytest_subprocess(*plugins, *arguments)
+        return self._pytester.runpytest_inprocess(*plugins, *arguments)
 
     def proven(self) -> dict[str, list[str]]:
         text = (self._pytester.path / "build" / "requirements.json").read_text()

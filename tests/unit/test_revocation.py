@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.api.grpc import producer_stream, worker_service
+from headgate.control import keyring
 from headgate.control.auth import GONE_LOOKS, TokenFile
 from headgate.control.revocation import LOOK_SECONDS, OpenCalls, Revocation
 from headgate.domain.errors import HeadgateError
@@ -51,7 +52,7 @@ def test_what_is_open_ends_within_two_looks(tmp_path: Path, change: Callable[[Pa
     write(path, ENTRY)
     tokens = TokenFile(path, clock=lambda: now[0])
     session, calls = Session(tokens.identify(TOKEN)), OpenCalls()
-    revocation = Revocation(tokens, holders=lambda: (session,), calls=calls)
+    revocation = Revocation(tokens, holders=lambda: (session,), calls=calls, file=tokens)
     with calls.watched(session.identity) as call:
         assert revocation.run_once() == 0
         change(path)
@@ -65,5 +66,6 @@ def test_what_is_open_ends_within_two_looks(tmp_path: Path, change: Callable[[Pa
 
 
 def test_two_looks_and_the_time_to_end_a_stream_are_five_seconds_at_most() -> None:
-    goodbye = max(producer_stream.FAREWELL_SECONDS, worker_service.FAREWELL_SECONDS)
+    goodbye = max(producer_stream.LAST_WRITE_SECONDS, worker_service.LAST_WRITE_SECONDS)
     assert LOOK_SECONDS * GONE_LOOKS + goodbye <= 5
+    assert keyring.LOOK_SECONDS + goodbye < 5, "a key that has changed is noticed by the look for changes alone"

@@ -48,7 +48,7 @@ CALLS: dict[str, Callable[[Admin], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_lone_surrogate_is_bad_input_that_names_its_field(call: str) -> None:
-    admin = Headgate("127.0.0.1:1").admin  # nobody listens there: it would be NotConnected
+    admin = Headgate("127.0.0.1:1").admin  # no one listens there: it would be NotConnected
     with pytest.raises(InvalidInput) as caught:
         await CALLS[call](admin)
     assert caught.value.field.startswith(call.split()[0])

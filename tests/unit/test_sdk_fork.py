@@ -1,4 +1,4 @@
-"""Clients and real forks: made before and used after is the way of preloading servers; used before is told at once."""
+"""Clients and real forks: made before and used after is the way of preloading servers; used before is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resize(n: int) -> int:
     return n
 
 def say(word):
-    os.write(1, f"{word}\\n".encode())  # in one piece, whoever else writes
+    os.write(1, f"{word}\\n".encode())  # in one piece, whichever process writes beside it
 
 def in_child(work):
     pid = os.fork()
@@ -119,7 +119,7 @@ async def test_a_client_made_before_a_fork_works_in_every_child_and_in_the_paren
         }
 
 
-async def test_a_client_used_before_a_fork_is_refused_in_the_child_and_goes_on_in_the_parent(tmp_path: Path) -> None:
+async def test_a_client_used_before_a_fork_is_refused_in_the_child_and_works_in_the_parent(tmp_path: Path) -> None:
     async with fake_server() as server:
         assert await run(USED_BEFORE, server.address, tmp_path) == ["refused", "refused"]
         assert sum(len(stream.ids()) for stream in server.producers) == 2

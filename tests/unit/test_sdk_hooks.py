@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headgate import Failure, Headgate, InvalidInput, Job, Nack, Worker
+from headgate import Failure, Headgate, InvalidInput, Job, JobFields, Nack, Worker
+from headgate.domain.ids import id_from_bytes
 from headgate.sdk.background_calls import BackgroundCalls
 from headgate.sdk.hooks import Hooks
 from headgate.sdk.testing import fake_job
@@ -252,7 +253,7 @@ async def test_failure_hooks_get_the_exception_and_what_follows_and_a_broken_one
             (raw,) = peer.deliver("mail", b"", attempt=2)
             await answer(server, peer, state, run_at_us=AT)
             await until(lambda: len(seen) == 1 + dead, "the hooks are called")
-            # The worker goes on: its next job runs, and its failure is reported too.
+            # The worker continues: its next job runs, and its failure is reported too.
             peer.deliver("mail", b"")
             await until(lambda: len(seen) > 1 + dead, "the next failure is seen")
     assert [kind for kind, _ in seen[: 1 + dead]] == ["failed", "dead"][: 1 + dead]
@@ -264,6 +265,38 @@ async def test_failure_hooks_get_the_exception_and_what_follows_and_a_broken_one
     assert 'explode("ada")' in failure.traceback
     assert "hook_failed hook=on_failure function=" in caplog.text
     assert "broken hook" in caplog.text
+
+
+async def test_log_lines_of_failure_hooks_have_the_fields_of_the_job() -> None:
+    found: list[tuple[str, object, object]] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append((record.getMessage(), vars(record)["job_id"], vars(record)["attempt"]))
+
+    collect = Collect()
+    collect.addFilter(JobFields())
+    own = logging.getLogger("tests.hooks")
+    own.addHandler(collect)
+    async with fake_server() as server:
+        server.answers_outcomes = False
+        app = Headgate(server.address)
+        app.register("mail", lambda job: explode("ada"))
+        app.on_failure(lambda failure: own.warning("plain"))
+
+        @app.on_dead
+        async def dead(failure: Failure) -> None:
+            own.warning("async")
+
+        try:
+            async with working(app, server) as (_, peer):
+                (raw,) = peer.deliver("mail", b"", attempt=2)
+                await answer(server, peer, jobs_pb2.STATE_DEAD, run_at_us=AT)
+                await until(lambda: len(found) == 2, "both hooks have logged")
+        finally:
+            own.removeHandler(collect)
+    job_id = str(id_from_bytes(raw))
+    assert found == [("plain", job_id, 2), ("async", job_id, 2)]
 
 
 async def test_an_async_hook_that_does_not_end_is_given_up(

@@ -184,7 +184,7 @@ async def test_a_value_comes_back_as_it_was(kind: Any, value: Any) -> None:
     got = await run_inline(made, value)
     assert got == value
     assert type(got) is type(value)
-    # A result goes the same way back to whoever waits for it.
+    # A result goes the same way back to its caller.
     from headgate.sdk.codec import encode
 
     assert decode(encode(value, path="result"), decoder_of(kind), what="result") == value

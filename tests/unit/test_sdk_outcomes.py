@@ -1,4 +1,4 @@
-"""What a handler returns or raises, and what is said about it on the wire."""
+"""What a handler returns or raises, and what is sent of it on the wire."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def test_odd_log_records_of_a_child_arrive_cut_and_mended(caplog: pytest.L
 
 
 @pytest.mark.req("W23", "K9")
-async def test_sigterm_hands_back_what_does_not_finish_and_ends_with_0() -> None:
+async def test_sigterm_returns_what_does_not_finish_and_ends_with_0() -> None:
     async with fake_server() as server:
         with worker_process(server.address, grace=0.2) as process:
             peer = await server.worker()
@@ -137,7 +137,7 @@ async def test_a_signal_is_handled_while_a_handler_blocks_the_loop() -> None:
             process.send_signal(signal.SIGTERM)
             _, errors = await asyncio.to_thread(process.communicate, timeout=60)
             assert process.returncode == 0, errors
-            # Each is finished or handed back; none is lost, and none is both.
+            # Each is finished or returned; none is lost, and none is both.
             told = [*peer.completed(), *(other.id for other in peer.others())]
             assert sorted(told) == sorted([one, two])
 

@@ -31,6 +31,23 @@ def test_an_address_has_answered_once_a_server_did() -> None:
     assert not rotation.has_answered(rotation.current)
 
 
+def test_attempts_to_connect_may_take_longer_after_some_failed_rounds() -> None:
+    rotation = Rotation((PLAIN, TLS), chance=random.Random(1))
+    seen: list[float] = []
+    waits: list[float] = []
+    for _ in range(7):
+        for _ in range(2):
+            seen.append(rotation.connect_seconds)
+            waits.append(rotation.move_on())
+    assert seen == [3, 3, 3, 3, 3, 3, 3, 3, 6, 6, 12, 12, 20, 20]
+    assert waits[::2] == [0] * 7, "one round is made without waiting"
+    rounds = waits[1::2]
+    for number, wait in enumerate(rounds):
+        assert 0.5 <= wait / min(5.0, 0.1 * 2**number) <= 1, "doubled, with jitter"
+    rotation.succeeded()
+    assert rotation.connect_seconds == 3
+
+
 def test_an_unknown_host_is_named_without_the_text_of_grpc() -> None:
     details = (
         "errors resolving nosuch.invalid:7070: [field:hostname lookup error:address lookup failed for "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -27,9 +28,8 @@ def task(**options: Any) -> Any:
 
 
 def frame_of(*options: Prepared, new: bool = True) -> pb.ProducerFrame:
-    loop: Any = None
     waiting = deque(
-        PendingSubmit("mail", [new_id()], [b"{}"], one, deadline=9e9, new_id=new, loop=loop) for one in options
+        PendingSubmit("mail", [new_id()], [b"{}"], one, deadline=9e9, new_id=new, future=Future()) for one in options
     )
     made = next_frame(waiting, seq=1, now=0.0)
     assert made is not None

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from headgate import Headgate, InvalidInput, JobHandle, PayloadError, SyncHandle
+from headgate import Headgate, InvalidInput, JobHandle, PayloadError, SyncHandle, SyncHeadgate
 from headgate.sdk.drivers import driver_of
 from headgate.testing.attached import AttachedApp
 
@@ -78,6 +78,21 @@ async def test_in_a_test_the_job_goes_to_the_box_and_the_transaction_is_not_used
             (later.id, {"name": "Bob"}),
         ]
         assert box.submitted[1].options == {"priority": 3}
+        greet.submit_many_in(Session(), [("Cem",)])
+        await greet.submit_many_in(AsyncSession(), [("Dora",), ("Eva",)])
+        blocking = app.sync
+        blocking.submit_in(Session(), greet, "Finn")
+        blocking.submit_many_in(Session(), greet, [("Gil",)])
+        blocking.submit_to_in(Session(), "greet", {"name": "Hana"})
+        names = [job.arguments["name"] for job in box.submitted]
+        assert names == ["Ann", "Bob", "Cem", "Dora", "Eva", "Finn", "Gil", "Hana"]
+
+
+def test_a_blocking_client_has_the_tenant_of_its_submits() -> None:
+    assert SyncHeadgate("127.0.0.1:1", tenant="acme")._connection.tenant == "acme"
+    for option in ({"tenant": "acme"}, {"token": "t"}, {"ca": "ca.pem"}):
+        with pytest.raises(InvalidInput, match="is given beside a client"):
+            SyncHeadgate(make_app(), **option)
 
 
 def test_an_app_attached_to_a_server_of_a_test_submits_for_the_tenant_of_the_test() -> None:

@@ -170,7 +170,7 @@ async def test_started_and_completed_are_logged_at_debug_with_the_duration(log: 
     assert re.search(r"topic=mail job_id=\S+ attempt=1/20 seconds=\d+\.\d{3}$", completed.getMessage())
 
 
-async def test_completions_are_not_looked_at_when_nobody_logs_them(caplog: pytest.LogCaptureFixture) -> None:
+async def test_completions_are_not_looked_at_when_no_one_logs_them(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="headgate.worker")
     driver = Driver(make_protocol())
     driver.connect()

@@ -356,7 +356,7 @@ def test_a_draining_server_is_left_with_what_still_runs_when_its_time_is_over() 
     assert list(driver.connect().held.ids) == [job.raw_id]
 
 
-def test_a_stop_asks_for_quiet_hands_back_the_unbegun_and_ends_when_all_is_acknowledged() -> None:
+def test_a_stop_asks_for_quiet_returns_the_unbegun_and_ends_when_all_is_acknowledged() -> None:
     driver = Driver(make_protocol(slots=2, prefetch=2))
     driver.connect()
     driver.send()
@@ -382,7 +382,7 @@ def test_a_stop_asks_for_quiet_hands_back_the_unbegun_and_ends_when_all_is_ackno
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-def test_a_handler_that_outlasts_the_grace_is_stopped_and_its_job_handed_back(hurried: bool) -> None:
+def test_a_handler_that_outlasts_the_grace_is_stopped_and_its_job_returned(hurried: bool) -> None:
     driver = Driver(make_protocol())
     driver.connect()
     (job,) = driver.deliver(*raw_ids(1))

@@ -47,7 +47,7 @@ def test_a_worker_that_holds_jobs_and_hears_nothing_asks_for_an_answer_and_recon
     assert (idle.reconnects, busy.reconnects) == (0, 1)
 
 
-def test_an_answer_keeps_the_connection_and_a_process_that_stood_still_asks_again_before_it_leaves() -> None:
+def test_an_answer_keeps_the_connection_and_a_process_that_stalled_asks_again_before_it_leaves() -> None:
     driver = Driver(make_protocol())
     driver.connect()
     driver.send()

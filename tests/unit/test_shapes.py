@@ -113,7 +113,7 @@ def test_a_part_that_comes_in_many_pieces_is_refused_before_they_are_put_togethe
 
 
 @pytest.mark.parametrize("raw", [b"\xff" * 20_000, b"\x0a\x05abc" * 5_000, b"\x0b" * 20_000])
-def test_what_is_no_message_is_said_to_be_none_whatever_its_size(raw: bytes) -> None:
+def test_what_is_no_message_is_called_none_whatever_its_size(raw: bytes) -> None:
     error = refusal(reader_of(producer_pb2.ProducerFrame, RULES[PRODUCE]), raw)
     assert isinstance(error, InvalidInput)
     assert "cannot be read as headgate.v1.ProducerFrame" in str(error)

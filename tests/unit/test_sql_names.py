@@ -12,6 +12,7 @@ from headgate.domain.bulk import Progress
 from headgate.domain.dependencies import Met
 from headgate.domain.flags import JobFlag
 from headgate.domain.states import State
+from headgate.domain.webhooks import DeliveryState
 from headgate.store.advisory_locks import NAMESPACE, AdvisoryLock
 
 STORE = resources.files("headgate.store")
@@ -31,8 +32,8 @@ MASKS = {
 
 
 def names_of(number: int) -> set[str]:
-    """What a state's number may be called: a job's, a dependency's or a bulk operation's."""
-    kinds: tuple[type[State | Met | Progress], ...] = (State, Met, Progress)
+    """What a state's number may be called: a job's, a dependency's, a bulk operation's or a webhook delivery's."""
+    kinds: tuple[type[State | Met | Progress | DeliveryState], ...] = (State, Met, Progress, DeliveryState)
     return {member.name.lower() for kind in kinds for member in kind if member == number}
 
 

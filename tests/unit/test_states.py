@@ -19,7 +19,7 @@ def test_the_stored_numbers_never_change() -> None:
         "dead": 6,
         "cancelled": 7,
     }
-    assert [word.label for word in OutcomeKind] == ["completed", "failed", "nack", "abandon", "snooze", "lapsed"]
+    assert [word.label for word in OutcomeKind] == ["completed", "failed", "nack", "abandon", "snooze", "lease_expired"]
     assert [word.label for word in Receipt] == ["applied", "duplicate", "stale", "unknown", "locked"]
     assert [word.label for word in SubmitReceipt] == ["created", "duplicate", "conflict", "refused"]
     assert [int(word) for word in OutcomeKind] == [0, 1, 2, 3, 4, 5]
@@ -28,7 +28,7 @@ def test_the_stored_numbers_never_change() -> None:
     assert {word.label: int(word) for word in EventKind} == {
         "failed": 1,
         "nacked": 2,
-        "lapsed": 3,
+        "lease_expired": 3,
         "abandoned": 4,
         "snoozed": 5,
         "cancel_requested": 6,

@@ -56,7 +56,7 @@ TABLE: list[tuple[BaseException, type[HeadgateError], type[HeadgateError]]] = [
     (pg.QueryCanceledError("canceling statement due to statement timeout"), StoreBusy, StoreBusy),
     (pg.OutOfMemoryError("x"), StoreBusy, StoreBusy),
     (pg.IdleInTransactionSessionTimeoutError("x"), StoreBusy, StoreBusy),
-    # Rolled back, and it needs somebody's hand.
+    # Rolled back, and it needs someone's hand.
     (pg.DiskFullError("could not extend file"), StorageFull, StorageFull),
     (pg.ReadOnlySQLTransactionError("cannot execute INSERT"), ReadOnly, ReadOnly),
     (pg.UndefinedTableError('relation "headgate.jobs" does not exist'), SchemaMismatch, SchemaMismatch),

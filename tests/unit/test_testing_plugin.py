@@ -55,7 +55,7 @@ def test_a_setting_of_another_form_says_what_to_write(place: str) -> None:
         plugin._app(config)
 
 
-def test_a_setting_that_names_something_else_says_so() -> None:
+def test_a_setting_that_names_something_else_is_an_error() -> None:
     config: Any = Config("json:dumps")
     with pytest.raises(pytest.UsageError, match='is "json:dumps", which is no Headgate'):
         plugin._app(config)

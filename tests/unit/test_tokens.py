@@ -13,6 +13,8 @@ import pytest
 from headgate.control.auth import WORKER_SCOPES, StaticTokens, TokenFile, parse_tokens, same_rights
 from headgate.domain.errors import InvalidSetting
 from headgate.domain.identity import Identity, PermissionDenied, Scope, TokenRevoked, Unauthenticated
+from headgate.domain.rate_limits import Rates
+from headgate.domain.topic_sets import TopicSet
 
 TOKEN = "a-token-of-sixteen"
 
@@ -46,6 +48,18 @@ def test_a_list_of_topics_permits_those_and_an_empty_one_none() -> None:
     for wrong in (who, identity(topics=[])):
         with pytest.raises(PermissionDenied, match="none of the topics other, another"):
             wrong.allowed(["other", "another"])
+
+
+def test_a_token_can_have_rate_limits() -> None:
+    assert identity(rates={"submit": "5/1s:9"}).rates == Rates.parse({"submit": "5/1s:9"}, field="rates")
+    for wrong in ({"submits": "5/1s"}, {"submit": "5"}, "5/1s"):
+        with pytest.raises(InvalidSetting, match="token 1: rates"):
+            identity(rates=wrong)
+
+
+def test_a_token_that_looks_like_an_api_key_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="begins with hg_"):
+        parsed({"hg_abcdefgh_" + "x" * 40: {"tenant": "acme"}})
 
 
 def test_an_empty_list_of_scopes_permits_nothing_and_admin_everything() -> None:
@@ -82,8 +96,14 @@ def test_only_system_is_without_a_tenant_and_it_goes_with_nothing_else(entry: di
         parsed({TOKEN: entry})
 
 
-@pytest.mark.parametrize("topics", [["*"], ["mail", "mail.*"], "*", [""], [None], [7]])
-def test_there_are_no_patterns_of_topics(topics: object) -> None:
+def test_topics_can_be_patterns_and_a_star_alone_is_all_topics() -> None:
+    who = identity(topics=["mail", "orders.*"])
+    assert who.allowed(["mail", "orders.eu", "orders", "mails"]) == ["mail", "orders.eu"]
+    assert identity(topics=["mail", "*"]).topics is None
+
+
+@pytest.mark.parametrize("topics", [["or*ders"], ["mail", "*.mail"], "**", [""], [None], [7], [".*"]])
+def test_other_patterns_are_refused(topics: object) -> None:
     with pytest.raises(InvalidSetting, match="token 1: topic"):
         identity(topics=topics)
 
@@ -104,10 +124,10 @@ def test_a_changed_file_is_read_again_and_one_that_is_not_understood_changes_not
     for _ in range(2):  # not once only: it is not taken for the file that was read
         with pytest.raises(InvalidSetting, match="is not JSON"):
             tokens.refresh()
-    assert tokens.identify(TOKEN).topics == {"mail", "print"}
+    assert tokens.identify(TOKEN).topics == TopicSet.of("mail", "print")
     path.write_text(json.dumps({TOKEN: {"tenant": "acme", "topics": ["mail"]}}))
     assert tokens.refresh()
-    assert tokens.identify(TOKEN).topics == {"mail"}
+    assert tokens.identify(TOKEN).topics == TopicSet.of("mail")
     path.write_text("{}")
     assert tokens.refresh()
     with pytest.raises(Unauthenticated):

@@ -30,7 +30,7 @@ class Jobs:
             self.settled += ids
             return range(len(ids))
 
-        return SimpleNamespace(add_completed=add_completed, topics_with_capacity=set(), unblocks=False)
+        return SimpleNamespace(add_completed=add_completed, topics_with_capacity=set(), unblocks=False, webhooks=False)
 
     async def topics_of(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, str]:
         self.looked_up.append((tenant_no, len(ids)))

@@ -1,4 +1,4 @@
-"""Peers that read nothing: neither their greeting nor their last replies keep a stream open for ever."""
+"""Peers that read nothing: neither their greeting nor their last replies keep a stream open forever."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Door(AllowAll):
 
     shut = False
 
-    def recheck(self, identity: Identity) -> Identity:
+    def recheck(self, identity: Identity, *, uses: bool = True) -> Identity:
+        del uses
         if Door.shut:
             raise TokenRevoked("not any more")
         return identity
@@ -59,14 +60,20 @@ class Door(AllowAll):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (producer_stream, worker_service):
-        monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.01)
+        monkeypatch.setattr(module, "LAST_WRITE_SECONDS", 0.01)
     monkeypatch.setattr(Door, "shut", False)
     CALLER.set(Door().identify(""))
     ADMISSION.set(Admission(Door(), RULES["/headgate.v1.ProducerService/Produce"], Turns()))
 
 
 def producers(calls: OpenCalls) -> ProducerService:
-    queue: Any = SimpleNamespace(new_account=object, admit=lambda *_: None)
+    queue: Any = SimpleNamespace(
+        new_account=object,
+        admit=lambda *_: None,
+        schemas_of=lambda _: {},
+        payload_sizes_of=lambda _: {},
+        checks_payloads=lambda *_: False,
+    )
     submits: Any = Submits(queue, queue, make_id=new_id)
     jobs: Any = None
     return ProducerService(
@@ -126,6 +133,7 @@ async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> N
         "outcomes": None,
         "unmatched": None,
         "progress": None,
+        "pulls": None,
     }
     rules = SessionRules(now=lambda: 0.0, lease_ms=60_000, accepting=lambda: True, **parts)
     service = WorkerService(rules, uuids=list, topics=parts["tenants"], instance="i", version="v")

@@ -1,6 +1,7 @@
 """Plain technical English: the glossary defines each term once, and readers never meet a word that has to be guessed.
 
-Checked are the documentation (without code), the help texts of the CLI, error messages and log events.
+Checked are the documentation (without code), the help texts of the CLI, error messages, log events, and the pages and
+scripts of the dashboard.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cyclopts import App
 from rich.console import Console
 
 from headgate.cli import app
-from tests.unit.test_logs import calls
+from tests.unit.test_logs import FILES, calls
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/headgate"
@@ -77,6 +78,17 @@ def error_texts() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(SOURCE)}:{part.lineno}", part.value
 
 
+def page_texts() -> Iterator[tuple[str, str]]:
+    """All text of the dashboard with its place: templates, scripts, and every literal of its modules."""
+    web = SOURCE / "web"
+    for file in sorted((*web.rglob("templates/**/*.html"), *web.glob("static/js/*.js"))):
+        yield str(file.relative_to(SOURCE)), re.sub(r"\{#.*?#\}", "", file.read_text(), flags=re.DOTALL)
+    for file in sorted(web.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{file.relative_to(SOURCE)}:{node.lineno}", node.value
+
+
 def found(text: str) -> list[str]:
     return [match[0] for match in _BANNED.finditer(text)]
 
@@ -109,5 +121,14 @@ def test_no_error_message_uses_a_banned_word() -> None:
 
 
 def test_no_log_event_uses_a_banned_word() -> None:
-    messages = [(call.where, str(call.message.value)) for call in calls() if isinstance(call.message, ast.Constant)]
+    of_all_files = (call for path in FILES for call in calls(path))
+    messages = [
+        (call.where, str(call.message.value)) for call in of_all_files if isinstance(call.message, ast.Constant)
+    ]
     assert [(where, text) for where, text in messages if found(text.replace("_", " "))] == []
+
+
+def test_no_page_of_the_dashboard_uses_a_banned_word() -> None:
+    texts = list(page_texts())
+    assert len([place for place, _ in texts if place.endswith(".html")]) > 50
+    assert [(place, words) for place, text in texts if (words := found(text))] == []

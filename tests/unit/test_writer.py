@@ -85,7 +85,7 @@ async def test_what_waits_is_bounded_in_rows_and_in_bytes_and_the_rest_is_refuse
         assert caught.value.code == "overloaded"
         assert caught.value.retry_after_ms >= SHORTEST_HINT_MS
         with pytest.raises(Overloaded):
-            writer.put(Rows(2))  # there is room for its rows, but not for its bytes
+            writer.put(Rows(2))  # there is space for its rows, but not for its bytes
         writer.put(Rows(1))
         assert writer.waiting_rows == 80
         assert writer.rows_refused == 24
@@ -103,7 +103,7 @@ async def test_one_caller_has_at_most_as_much_as_is_left_for_others() -> None:
 
         assert fill(greedy) == 50
         assert fill(second) == 25
-        writer.put(Rows(10), third)  # somebody new is let in, however greedy the others are
+        writer.put(Rows(10), third)  # someone new is let in, however greedy the others are
         with pytest.raises(Overloaded, match="of this caller"):
             writer.put(Rows(1), greedy)
 
@@ -194,7 +194,7 @@ async def test_turns_are_by_rows_so_that_calls_of_one_job_keep_up_with_frames_of
             assert mine == sorted(mine), "each caller's writes in their order"
 
 
-async def test_who_has_little_waits_for_no_turn_and_a_large_parcel_is_not_passed_over_for_ever() -> None:
+async def test_who_has_little_waits_for_no_turn_and_a_large_write_is_not_passed_over_forever() -> None:
     database = Database()
     async with writing(database, max_rows=100) as writer:
         streams = [Account[Rows]() for _ in range(6)]
@@ -248,7 +248,7 @@ async def test_what_is_written_by_another_way_counts_while_it_waits() -> None:
         writer.put(Rows(41))
 
 
-async def test_a_failed_flush_fails_its_own_parcels_and_leaves_the_accounts_right() -> None:
+async def test_a_failed_flush_fails_its_own_writes_and_leaves_the_accounts_right() -> None:
     database = Database()
     async with writing(database, max_rows=2) as writer:
         account = Account[Rows]()
@@ -272,11 +272,11 @@ async def test_a_failed_flush_fails_its_own_parcels_and_leaves_the_accounts_righ
 
 
 @pytest.mark.req("B5")
-async def test_a_bug_in_one_flush_fails_its_callers_is_logged_and_the_writer_goes_on(
+async def test_a_bug_in_one_flush_fails_its_callers_is_logged_and_the_writer_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Deaf(Rows):
-        """Cannot even be told."""
+        """Cannot even be notified."""
 
         def fail(self, error: HeadgateError) -> None:
             raise ZeroDivisionError

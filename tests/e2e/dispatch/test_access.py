@@ -128,7 +128,7 @@ async def test_reflection_tells_what_there_is_in_dev_mode(wire: Wire) -> None:
         await call.done_writing()
 
 
-async def test_a_server_that_stops_says_so_and_sends_workers_and_producers_away(serve: Serve, topic: str) -> None:
+async def test_a_server_that_stops_reports_it_and_sends_workers_and_producers_away(serve: Serve, topic: str) -> None:
     server = await asyncio.to_thread(serve, "--grace", "40")
     async with Wire(server.address) as wire, wire.worker() as session, wire.producer() as producer:
         async with asyncio.timeout(60):
@@ -155,7 +155,7 @@ async def test_a_server_that_stops_says_so_and_sends_workers_and_producers_away(
         assert await session.complete(job) == {}  # what was begun is still taken
         await session.done_writing()
         assert await stopping == 0
-        assert time.monotonic() - began < 20  # nobody was left to wait for
+        assert time.monotonic() - began < 20  # no one was left to wait for
 
 
 async def _health(wire: Wire) -> int:

@@ -50,7 +50,7 @@ async def test_a_ready_makes_no_topic_and_its_jobs_come_when_there_are_some(
         for page in range(9):
             await session.ready(1, *(f"{topic}-{page}-{n}" for n in range(100)))
         await session.ready(1, topic, lease_seconds=30)
-        for n in range(100):  # more combinations than a session may have: the worker gets an error, and goes on
+        for n in range(100):  # more combinations than a session may have: the worker gets an error, and continues
             await session.ready(1, topic, lease_seconds=40 + n)
         error = await session.error()
         assert (error.code, "limit of 64" in error.message) == ("too_large", True)

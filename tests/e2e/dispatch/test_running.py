@@ -148,7 +148,11 @@ async def test_silent_deaths_use_up_attempts_and_end_dead(wire: Wire, topic: str
         await session.take(1)
         await session.beat()  # answered after the frame of jobs was written: cut short, it would count as never sent
     dead = await wire.ended(job_id)
-    assert (dead.state, dead.attempt, [event.kind for event in dead.events]) == (jobs_pb2.STATE_DEAD, 1, ["lapsed"])
+    assert (dead.state, dead.attempt, [event.kind for event in dead.events]) == (
+        jobs_pb2.STATE_DEAD,
+        1,
+        ["lease_expired"],
+    )
     assert "lease" in dead.last_error
 
 

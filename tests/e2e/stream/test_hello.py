@@ -102,7 +102,7 @@ async def test_a_worker_gets_the_topics_it_asked_for_that_its_token_permits(serv
     assert (await wire.job(other)).state == jobs_pb2.STATE_PENDING
 
 
-async def test_a_token_without_the_scope_to_work_is_told_which_it_lacks(server: ServerProcess) -> None:
+async def test_a_token_without_the_scope_to_work_gets_an_error_that_names_it(server: ServerProcess) -> None:
     async with Wire(server.address, token=SUBMIT_ONLY) as wire:
         ended = await wire.session().ended()
         assert (ended.status, ended.code) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")

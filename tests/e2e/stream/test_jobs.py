@@ -88,14 +88,14 @@ async def test_a_ready_without_work_is_never_forgotten(wire: Wire, topic: str) -
 
 @pytest.mark.req("W16")
 async def test_a_job_without_an_outcome_in_time_is_back_as_a_failed_attempt(server: ServerProcess, wire: Wire) -> None:
-    topic = "lapses"
+    topic = "expires"
     job_id = await wire.submit(topic, retry=retry_after(1))
     async with Wire(server.address, token=ALPHA) as dying:
         async with dying.worker("dying") as session:
             await session.ready(1, topic, lease_seconds=1)
             (first,) = await session.take(1)
             await session.beat(first)  # answered behind the job, which so counts as delivered
-        # Its stream is gone, not its lease: nobody else gets the job before that is over, by the database's clock.
+        # Its stream is gone, not its lease: no one else gets the job before that is over, by the database's clock.
         async with wire.worker() as session:
             await session.ready(1, topic)
             beats = asyncio.create_task(session.beat_on())
@@ -104,8 +104,8 @@ async def test_a_job_without_an_outcome_in_time_is_back_as_a_failed_attempt(serv
             assert (second.id, second.attempt, claims(second.epoch)) == (job_id, 2, 2)
             info = await wire.job(job_id)
             assert info.claimed_us >= first.lease_until_us
-            (lapsed,) = info.events
-            assert (lapsed.kind, lapsed.worker, lapsed.attempt) == ("lapsed", "dying", 1)
+            (expired,) = info.events
+            assert (expired.kind, expired.worker, expired.attempt) == ("lease_expired", "dying", 1)
             assert (await session.report(completed(first)))[0].code == STALE
             assert await session.complete(second) == {}
 
@@ -248,7 +248,7 @@ async def test_a_payload_is_any_bytes_from_none_to_a_mebibyte(wire: Wire, topic:
 
 @pytest.mark.req("W21")
 async def test_many_large_payloads_come_in_frames_that_any_client_takes(wire: Wire, topic: str) -> None:
-    """4 MiB is what a gRPC client takes unless told otherwise."""
+    """4 MiB is what a gRPC client takes unless set otherwise."""
     bodies = [os.urandom(1 << 20) for _ in range(6)]
     for start in (0, 3):
         await wire.submit_many(topic, bodies[start : start + 3])

@@ -254,7 +254,7 @@ async def test_a_script_claims_beats_and_reports_without_a_stream(wire: Wire, to
 async def test_a_claim_waits_for_work_as_long_as_it_says_and_leaves_nothing_behind(wire: Wire, topic: str) -> None:
     claim = worker_pb2.ClaimRequest(worker_id="script", topics=[topic], wait_ms=200)
     assert not (await wire.call("Claim", claim)).jobs
-    job_id = await wire.submit(topic)  # with nobody waiting any more
+    job_id = await wire.submit(topic)  # with no one waiting any more
     claim.wait_ms = 5_000
     (job,) = (await wire.call("Claim", claim)).jobs
     assert (job.id, job.attempt, claims(job.epoch)) == (job_id, 1, 1)

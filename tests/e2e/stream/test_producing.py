@@ -54,7 +54,7 @@ async def test_a_producer_pipelines_frames_with_every_option_and_is_answered_by_
         assert {place: receipt.code for place, receipt in exceptions.items()} == {
             1: producer_pb2.SUBMIT_DUPLICATE,
             2: producer_pb2.SUBMIT_CONFLICT,
-            3: producer_pb2.SUBMIT_CREATED,  # told, because the server made its id
+            3: producer_pb2.SUBMIT_CREATED,  # reported, because the server made its id
         }
         assert exceptions[1].id == exceptions[2].id == ids[2]
         assert exceptions[2].error.code == "conflict"

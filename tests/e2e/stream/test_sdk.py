@@ -42,9 +42,7 @@ async def test_a_call_without_a_priority_is_what_it_was_and_with_one_it_reaches_
 
 
 @pytest.mark.req("L2")
-async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_told_otherwise(
-    serve: Serve, topic: str
-) -> None:
+async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_set_otherwise(serve: Serve, topic: str) -> None:
     usual = await asyncio.to_thread(serve)
     async with Wire(usual.address) as wire, wire.worker() as session:
         assert session.ack is not None
@@ -84,7 +82,7 @@ async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_told_oth
 
 
 @pytest.mark.req("E6")
-async def test_a_handler_is_told_to_stop_once_a_beat_finds_its_lease_gone(
+async def test_a_handler_is_asked_to_stop_once_a_beat_finds_its_lease_gone(
     serve: Serve, database: str, topic: str
 ) -> None:
     server = await asyncio.to_thread(serve)
@@ -106,7 +104,7 @@ async def test_a_handler_is_told_to_stop_once_a_beat_finds_its_lease_gone(
             running = asyncio.create_task(worker.run())
             handle = await task.submit()
             await begun.wait()
-            # What a claim of another instance does after the lease has lapsed.
+            # What a claim of another instance does after the lease has expired.
             await db.execute("UPDATE headgate.jobs SET epoch = epoch + 1, owner = 0, lease_until = now() + '1 hour'")
             await stopped.wait()
             worker.stop()
@@ -179,7 +177,7 @@ async def test_sigterm_finishes_what_ends_within_the_grace_and_gives_back_the_re
     assert (done.state, done.result) == (jobs_pb2.STATE_COMPLETED, b'"rested"')
     assert (given_back.state, given_back.attempt) == (jobs_pb2.STATE_PENDING, 0)
     assert [event.kind for event in given_back.events] == ["abandoned"]
-    # Never claimed, handed back before its turn, or done in the slot that came free.
+    # Never claimed, returned before its turn, or done in the slot that came free.
     assert (untouched.state, claims(untouched.epoch)) in (
         (jobs_pb2.STATE_PENDING, 0),
         (jobs_pb2.STATE_PENDING, 1),
@@ -207,7 +205,7 @@ async def test_a_worker_survives_the_restart_of_its_server_by_itself(serve: Serv
         before = [await task.submit() for _ in range(3)]
         await asyncio.wait_for(started.wait(), 60)
         first.kill()
-        let_go.set()  # they end while there is nobody to tell
+        let_go.set()  # they end while there is no one to tell
         second = await asyncio.to_thread(serve, port=first.port)
         after = await task.submit()
         assert [await handle.result(60) for handle in (*before, after)] == ["done"] * 4

@@ -26,7 +26,7 @@ async def test_a_result_is_there_after_the_run(world: World) -> None:
     await world.drain()
     assert await handle.result() == 5
     info = await world.app.get(handle.id, payload=True, result=True)
-    assert (info.state, info.attempt, info.result, info.payload) == ("completed", 1, b"5", b'{"a":2,"b":3}')
+    assert (info.state, info.attempt, info.result(), info.payload) == ("completed", 1, 5, b'{"a":2,"b":3}')
     assert (info.finished, info.last_error) == (True, "")
 
 

@@ -1,4 +1,4 @@
-"""The fault laboratory: real processes, a mixed load, faults on purpose, and a checker that reads what everybody noted.
+"""The fault laboratory: real processes, a mixed load, faults on purpose, and a checker that reads what everyone noted.
 
     python -m tests.fault.lab --list                      the scenarios
     python -m tests.fault.lab                             all of them, and a table at the end
@@ -9,7 +9,7 @@
 
 A run has four acts. `World` starts PostgreSQL, servers and workers, and `Load` keeps them busy. A scenario, or the
 seeded `mix`, breaks things. `World.heal` ends every fault and `World.drain` waits until nothing is left to do: without
-that, loss could not be told from delay. Then the tables are dumped and `checker` judges the whole history.
+that, loss could not be distinguished from delay. Then the tables are dumped and `checker` judges the whole history.
 
 Of several scenarios each runs in a process of its own, with its own deadline (`apart`). Faults that last minutes in the
 catalogue (all servers down for 60 s, the database frozen for 20 s, the machine asleep for two minutes …) last seconds

@@ -69,7 +69,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_verdict(result: Result, file: Path) -> None:
-    """For whoever has started this process."""
+    """For the process that has started this one."""
     told = {"verdict": result.verdict, "note": result.note, "coverage": dict(result.coverage)}
     file.write_text(json.dumps(told))
 

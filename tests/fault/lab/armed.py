@@ -9,11 +9,11 @@ wildcards. After an @ comes a file with the plan, which is looked at again at ev
 armed, and disarmed, at any moment.
 
     sleep:SECONDS    the coroutine sleeps, others go on
-    block:SECONDS    the whole event loop stands still
+    block:SECONDS    the whole event loop stalls
     raise:40P01      a PostgreSQL error of that SQLSTATE, as the store gives it to its caller; `lost`: the connection
-                     broke; `unavailable`: there was none; `bug`: an exception nobody expects
+                     broke; `unavailable`: there was none; `bug`: an exception no one expects
     exit             os._exit(9), as a kill -9 at this very place
-    stop             SIGSTOP to itself; whoever watches sends SIGCONT
+    stop             SIGSTOP to itself; a watching process sends SIGCONT
     forget           the instance forgets all sessions and keeps their transports (a zombie stream)
 
     @0.25            with this probability        @once      at the first hit that fits
@@ -132,7 +132,7 @@ class Plan:
         self._rules = [] if self._file is not None else parse(text)
 
     def rules(self) -> list[Rule]:
-        """The rules now. A file that is missing is no plan; one that was replaced starts to count anew."""
+        """The rules now. A file that is missing is no plan; one that was replaced starts to count again."""
         if self._file is not None:
             try:
                 found = self._file.stat()

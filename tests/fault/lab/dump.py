@@ -73,13 +73,20 @@ OF_A_JOB: Final = {
     "job_dependencies": "child_id",
 }
 """Tables whose rows belong to a job, and the column that names it."""
-ORPHANS: Final = " UNION ALL ".join(
+ORPHANS = " UNION ALL ".join(
     f"""
 SELECT '{table}' AS table_name, count(*) AS n, (array_agg(x.{column}))[1] AS example FROM headgate.{table} x
  WHERE NOT EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = x.tenant_no AND j.id = x.{column})
    AND NOT EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = x.tenant_no AND a.id = x.{column})"""
     for table, column in OF_A_JOB.items()
 )
+ORPHANS += """
+ UNION ALL
+SELECT 'webhook_deliveries', count(*), (array_agg(d.id))[1] FROM headgate.webhook_deliveries d
+ WHERE NOT EXISTS (SELECT FROM headgate.webhooks w WHERE w.webhook_no = d.webhook_no)
+ UNION ALL
+SELECT 'webhook_attempts', count(*), NULL FROM headgate.webhook_attempts a
+ WHERE NOT EXISTS (SELECT FROM headgate.webhook_deliveries d WHERE d.delivery_no = a.delivery_no)"""
 
 
 async def dump(db: Connection, recorder: Recorder) -> int:

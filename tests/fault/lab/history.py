@@ -1,7 +1,7 @@
-"""The recorder: one file of JSON lines per process, each written before the process goes on; and how they are merged.
+"""The recorder: one file of JSON lines per process, each written before the process continues; and how they are merged.
 
 An operation is noted when it is asked for (`invoke`) and when its answer is known: `ok`, `fail` (certainly nothing was
-done) or `info` (nobody knows). What merely happened is one line of its own kind.
+done) or `info` (no one knows). What merely happened is one line of its own kind.
 """
 
 from __future__ import annotations

@@ -42,6 +42,16 @@ from headgate.sdk.admin.topics import TopicSettings
 from headgate.sdk.options import prepared
 from headgate.sdk.submitting import Bound
 from tests.fault.lab.history import FAIL, INFO, OK, Recorder
+from tests.fault.lab.load_notes import (
+    Target,
+    body_no,
+    noted_change,
+    noted_options,
+    noted_target,
+    plain_settings,
+    random_id,
+    resume_target,
+)
 from tests.fault.lab.worker import TOPICS
 
 RATE: Final = 40.0
@@ -80,7 +90,6 @@ WEIGHTS: Final[dict[str, int]] = {
 _CERTAIN: Final = (InvalidInput, NotFound, Refused, SubmitConflict, SubmitRefused, Unauthenticated, Forbidden,
                    VersionConflict)  # fmt: skip
 Verb = Callable[["Tenant"], Awaitable[None]]
-Target = dict[str, Any]
 """What is paused: a topic, the tenant or everything, as arguments of `pause` and `resume`."""
 
 
@@ -165,7 +174,10 @@ class Load:
             targets: list[Target] = [{"topic": topic} for topic in PAUSED_TOPICS]
             for target in [*targets, {"tenant": True}, {"everything": True}]:
                 await self._certainly(
-                    tenant, "resume", _noted(target), partial(_resume, self._pausing(tenant, target), target)
+                    tenant,
+                    "resume",
+                    noted_target(target),
+                    partial(resume_target, self._pausing(tenant, target), target),
                 )
             for name in self._schedules:
                 pause = partial(tenant.hg.admin.schedules.pause, name)
@@ -210,7 +222,9 @@ class Load:
         body = body or self._body(tenant, ms=ms, **options.pop("extra", {}))
         again = f"{own_id or key or ''}"
         for _ in range(AGAIN if again else 1):
-            op = self.recorder.invoke("submit", tenant=tenant.name, topic=topic, body=_body_no(body), **_told(options))
+            op = self.recorder.invoke(
+                "submit", tenant=tenant.name, topic=topic, body=body_no(body), **noted_options(options)
+            )
             try:
                 handle = await tenant.hg.submit(
                     topic, body, **cast("JobOptions", {"timeout": SUBMIT_SECONDS, **options})
@@ -282,7 +296,7 @@ class Load:
         await self.submit(tenant, topic, body=body, key=key)
 
     async def _do_own_id(self, tenant: Tenant) -> None:
-        job = tenant.hg.handle(_new_id(self._chance)).id
+        job = tenant.hg.handle(random_id(self._chance)).id
         body = self._body(tenant, ms=5)
         for _ in range(self._chance.choice((1, 2, 2))):
             await self.submit(tenant, "fast", body=body, id=job)
@@ -310,7 +324,7 @@ class Load:
     async def submit_many(self, tenant: Tenant, topic: str, number: int) -> list[UUID]:
         """So many jobs by one call; none when it was not answered."""
         bodies = [self._body(tenant, ms=5) for _ in range(number)]
-        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic=topic, bodies=[_body_no(b) for b in bodies])
+        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic=topic, bodies=[body_no(b) for b in bodies])
         try:
             handles = await tenant.hg.submit_many(topic, bodies, timeout=SUBMIT_SECONDS)
         except HeadgateError as error:
@@ -323,7 +337,7 @@ class Load:
         bodies, last = [self._body(tenant, ms=5) for _ in range(4)], self._body(tenant, ms=5)
         batch = tenant.hg.batch("lab", on_done=Bound("callback", last, prepared()), expires_in=BATCH_SECONDS)
         op = self.recorder.invoke("batch", tenant=tenant.name, topic="batched", batch=batch.id.hex,
-                                  bodies=[_body_no(body) for body in (*bodies, last)])  # fmt: skip
+                                  bodies=[body_no(body) for body in (*bodies, last)])  # fmt: skip
         jobs: list[str] = []
         try:
             await batch.open()
@@ -348,7 +362,7 @@ class Load:
             jobs += [] if job is None else [job]
         if verb == "redrive":
             jobs = await self._dead(tenant, jobs)
-        number, reason = _new_id(self._chance), f"{verb} {tag}"
+        number, reason = random_id(self._chance), f"{verb} {tag}"
         more: PlanOptions = {"reason": reason}
         if verb == "reprioritise":
             more["priority"] = 5
@@ -393,7 +407,7 @@ class Load:
                 return
 
     async def _cancel(self, tenant: Tenant, job: UUID) -> None:
-        await self.call(tenant, "cancel", {"job": job.hex}, lambda: tenant.hg.admin.jobs.cancel(job), _change)
+        await self.call(tenant, "cancel", {"job": job.hex}, lambda: tenant.hg.admin.jobs.cancel(job), noted_change)
 
     async def _do_cancel(self, tenant: Tenant) -> None:
         if tenant.jobs:
@@ -402,7 +416,9 @@ class Load:
     async def _do_redrive(self, tenant: Tenant) -> None:
         if tenant.jobs:
             job = self._chance.choice(tuple(tenant.jobs))
-            await self.call(tenant, "redrive", {"job": job.hex}, lambda: tenant.hg.admin.jobs.redrive(job), _change)
+            await self.call(
+                tenant, "redrive", {"job": job.hex}, lambda: tenant.hg.admin.jobs.redrive(job), noted_change
+            )
 
     async def _do_discard(self, tenant: Tenant) -> None:
         if not tenant.jobs:
@@ -414,7 +430,9 @@ class Load:
             if job is not None:
                 await self._cancel(tenant, job)
         if job is not None:
-            await self.call(tenant, "discard", {"job": job.hex}, lambda: tenant.hg.admin.jobs.discard(job), _change)
+            await self.call(
+                tenant, "discard", {"job": job.hex}, lambda: tenant.hg.admin.jobs.discard(job), noted_change
+            )
 
     async def _do_pause(self, tenant: Tenant) -> None:
         topic = self._chance.choice(PAUSED_TOPICS)
@@ -424,12 +442,12 @@ class Load:
         lasting = self._chance.choice((0.3, 0.8, 1.5) if "topic" in target else (0.2, 0.4, 0.8))
         ends = self._chance.random() < 0.5
         until = datetime.now(UTC) + timedelta(seconds=lasting) if ends else None
-        data = {**_noted(target), **({"until_us": unix_us(until)} if until is not None else {})}
+        data = {**noted_target(target), **({"until_us": unix_us(until)} if until is not None else {})}
         hg = self._pausing(tenant, target)
         await self.call(tenant, "pause", data, lambda: hg.admin.pause(**target, reason="load", until=until))
         await asyncio.sleep(lasting)
         if not ends:
-            await self._certainly(tenant, "resume", _noted(target), lambda: _resume(hg, target))
+            await self._certainly(tenant, "resume", noted_target(target), lambda: resume_target(hg, target))
 
     def _pausing(self, tenant: Tenant, target: Target) -> Headgate:
         return self._system if "everything" in target else tenant.hg
@@ -451,14 +469,14 @@ class Load:
 
     async def _do_trigger(self, tenant: Tenant) -> None:
         if self._schedules:
-            name, request = self._chance.choice(self._schedules), _new_id(self._chance)
+            name, request = self._chance.choice(self._schedules), random_id(self._chance)
             await self.call(tenant, "trigger", {"name": name, "request": request.hex},
                             lambda: tenant.hg.admin.schedules.trigger(name, request_id=request),
                             lambda job: {"job": job.hex})  # fmt: skip
 
     async def _configure(self, tenant: Tenant, topic: str) -> None:
         settings: TopicSettings = {"retry": RETRY, "max_attempts": MAX_ATTEMPTS.get(topic, 12), **LIMITS.get(topic, {})}
-        await self.call(tenant, "set_topic", {"topic": topic, "settings": _plain(settings)},
+        await self.call(tenant, "set_topic", {"topic": topic, "settings": plain_settings(settings)},
                         lambda: tenant.hg.admin.topics.set(topic, **settings))  # fmt: skip
 
     async def _put_schedule(self, tenant: Tenant, name: str) -> None:
@@ -466,51 +484,3 @@ class Load:
         body = self._body(tenant, ms=5, schedule=name)
         await self.call(tenant, "schedule_put", {"name": name, **made},
                         lambda: tenant.hg.admin.schedules.put(name, "scheduled", body, **made))  # fmt: skip
-
-
-async def _resume(hg: Headgate, target: Target) -> str:
-    try:
-        await hg.admin.resume(**target)
-    except NotFound:
-        return "not found"
-    return "resumed"
-
-
-def _noted(target: Target) -> dict[str, object]:
-    """For the history, in which `tenant` is who has asked: what names no topic and not everything is the tenant."""
-    return {name: value for name, value in target.items() if name != "tenant"}
-
-
-def _told(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a submit for the history."""
-    told: dict[str, Any] = {name: str(value) for name, value in options.items() if name != "run_at"}
-    if isinstance(unique := options.get("unique"), Unique):
-        told["unique"], told["on_conflict"] = unique.key, unique.on_conflict
-    if "depends_on" in options:
-        told["depends_on"] = [job.hex for job in options["depends_on"]]
-    return told
-
-
-def _change(changes: Sequence[Any]) -> Mapping[str, object]:
-    return {"changed": changes[0].changed, "state": changes[0].state, "code": changes[0].code}
-
-
-def _plain(settings: TopicSettings) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        if isinstance(value, Rate):
-            found[name] = [value.count, value.period // timedelta(milliseconds=1), value.burst or value.count]
-        elif isinstance(value, int | bool):
-            found[name] = value
-    return found
-
-
-def _body_no(body: bytes) -> int:
-    return int(json.loads(body)["b"])
-
-
-def _new_id(chance: random.Random) -> UUID:
-    # As the SDK makes them, from the load's own chance: version 7, its time left out.
-    return UUID(
-        int=(0x0199 << 112) | (0x7 << 76) | (0b10 << 62) | chance.getrandbits(60) | (chance.getrandbits(12) << 64)
-    )

@@ -16,7 +16,7 @@ TRACEBACK: Final = "Traceback (most recent call last)"
 ALLOWED: Final = (
     # Handlers of the laboratory that sleep in a thread or block the loop do not notice a cancel or a lost lease.
     r"did_not_stop ",
-    # A worker told to end while every server is away.
+    # A worker asked to end while every server is away.
     r"outcomes_not_reported ",
     # Handlers of the laboratory that fail on purpose.
     r"job_dead ",

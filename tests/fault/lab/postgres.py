@@ -28,7 +28,7 @@ def pgdata(world: World) -> Path:
 
 @asynccontextmanager
 async def postgres_stopped(world: World, number: signal.Signals = signal.SIGINT) -> AsyncIterator[Path]:
-    """It has ended (SIGINT: in good order) while the block lasts; gives its data folder. Then it starts again."""
+    """It has ended (SIGINT: in order) while the block lasts; gives its data folder. Then it starts again."""
     await stop_postgres(world, number)
     try:
         yield pgdata(world)

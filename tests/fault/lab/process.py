@@ -46,7 +46,9 @@ class LabServer(LoggedProcess):
             name,
             [
                 *prefix, sys.executable, *launcher,
-                "serve", "--port", str(port), "--tokens", tokens, "--lease", str(lease), "--name", name, *args,
+                "serve", *(() if "--http-port" in args else ("--no-http",)), "--port", str(port), "--tokens", tokens,
+                "--lease", str(lease), "--name", name,
+                *args,
             ],
             folder=folder,
             environ=environ(HEADGATE_DATABASE_URL=dsn, **(variables or {})),
@@ -60,7 +62,7 @@ class LabServer(LoggedProcess):
 
 
 class LabWorker(LoggedProcess):
-    """`tests.fault.lab.worker`; connected when the constructor returns, unless told not to wait."""
+    """`tests.fault.lab.worker`; connected when the constructor returns, unless `wait` is off."""
 
     def __init__(
         self,

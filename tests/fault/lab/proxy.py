@@ -7,7 +7,7 @@
         proxy.swallow(toward=CLIENT)                   # bytes are lost: such a connection is reset when it heals
         proxy.reset()                                  # RST on every connection
         proxy.cut(rb"SELECT .* headgate\\.submit_v1", when="answered", statements=True)
-        proxy.refuse()                                 # nobody listens any more
+        proxy.refuse()                                 # no one listens any more
         proxy.heal()
 
 It knows nothing of what passes through, but for the statements of a PostgreSQL client when a cut asks for them. It runs
@@ -20,93 +20,33 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import socket
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from tests.fault.lab.pgwire import StatementWatch
+from tests.fault.lab.proxy_connections import (
+    BOTH,
+    CHUNK,
+    CLIENT,
+    GOOD,
+    OVERLAP,
+    QUEUE_BYTES,
+    SERVER,
+    Connection,
+    Cut,
+    Piece,
+    Quality,
+    Side,
+    When,
+    reset_writer,
+)
 
-Side = Literal["server", "client"]
-SERVER: Final[Side] = "server"
-CLIENT: Final[Side] = "client"
-BOTH: Final = (SERVER, CLIENT)
-When = Literal["before", "forwarded", "answered"]
-
-CHUNK: Final = 64 * 1024
-QUEUE_BYTES: Final = 1024 * 1024
-"""What waits in one direction of one connection; past that the proxy stops reading, as a full network would."""
-OVERLAP: Final = 512
-"""Bytes of what passed before that a pattern may reach back into."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
-    """How one direction is."""
-
-    latency: float = 0.0  # seconds
-    jitter: float = 0.0  # plus or minus, evenly
-    bandwidth: float = 0.0  # bytes a second over all connections together; 0: as fast as it goes
-    slice: int = 0  # bytes written at a time; 0: as they come
-    holding: bool = False
-    swallowing: bool = False
-    cut_after: int = 0  # bytes of one connection in this direction after which it is reset; 0: never
-
-
-GOOD: Final = Quality()
-
-
-@dataclass(slots=True)
-class Cut:
-    """Reset a connection when something passes."""
-
-    pattern: re.Pattern[str]
-    toward: Side
-    when: When
-    statements: bool
-    left: int
-    struck: int = 0
-
-
-@dataclass(slots=True)
-class Piece:
-    """What a client said at once; `at` seconds after its connection was made."""
-
-    at: float
-    data: bytes
-
-
-@dataclass(slots=True, eq=False)
-class Connection:
-    """One client, and the connection to the server made for it."""
-
-    number: int
-    client: asyncio.StreamWriter
-    server: asyncio.StreamWriter
-    began: float
-    passed: dict[Side, int] = field(default_factory=lambda: {SERVER: 0, CLIENT: 0})
-    lost: bool = False  # bytes of it were swallowed
-    sealed: bool = False  # it ends with the first answer, which does not pass
-    watch: StatementWatch = field(default_factory=StatementWatch)
-    said: list[Piece] = field(default_factory=list)
-
-    def reset(self) -> None:
-        """RST both ways."""
-        for writer in (self.client, self.server):
-            _reset(writer)
-
-    def hang_up(self) -> None:
-        """RST to the client; the server reads what it was sent, and then the end."""
-        _reset(self.client)
-        with suppress(OSError, RuntimeError):
-            self.server.close()
 
 
 class FaultProxy:
@@ -204,7 +144,7 @@ class FaultProxy:
         self._change(toward, **{name: value for name, value in wishes if value is not None})
 
     def hold(self, *, toward: Side | None = None) -> None:
-        """Nothing passes any more, and nobody is told; what was sent arrives when it heals. New connections too."""
+        """Nothing passes any more, and no one is notified; what was sent arrives when it heals. New connections too."""
         self._change(toward, holding=True)
 
     def swallow(self, *, toward: Side | None = None) -> None:
@@ -212,7 +152,7 @@ class FaultProxy:
         self._change(toward, swallowing=True)
 
     def refuse(self) -> None:
-        """Nobody listens any more: new connections are refused; those there are stay."""
+        """No one listens any more: new connections are refused; those there are stay."""
 
         async def stop() -> None:
             self._refusing = True
@@ -292,7 +232,7 @@ class FaultProxy:
     def replay(self, connection: Connection, *, hurry: float = 10.0, listen: float = 1.0) -> bytes:
         """Say to the server, on a new connection, what a recorded client said; gives what the server answered.
 
-        In the same rhythm, so many times faster. Then listen for so many seconds without a word.
+        In the same rhythm, so many times faster. Then listen for so many seconds without sending.
         """
 
         async def replay() -> bytes:
@@ -378,7 +318,7 @@ class FaultProxy:
         try:
             from_server, to_server = await self._connect()
         except OSError:
-            _reset(writer)
+            reset_writer(writer)
             return
         connection = Connection(len(self.made) + 1, writer, to_server, time.monotonic())
         self.made.append(connection)
@@ -538,11 +478,3 @@ class _Pump:
         free_at = self._proxy._free_at
         free_at[self._toward] = max(free_at[self._toward], time.monotonic()) + seconds
         await asyncio.sleep(free_at[self._toward] - time.monotonic())
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    sock = writer.get_extra_info("socket")
-    if sock is not None:
-        with suppress(OSError):  # lingering for no time makes the kernel send RST
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()

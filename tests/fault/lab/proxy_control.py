@@ -22,7 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-from tests.fault.lab.proxy import BOTH, FaultProxy
+from tests.fault.lab.proxy import FaultProxy
+from tests.fault.lab.proxy_connections import BOTH
 
 VERBS = ("worsen", "cut", "hold", "swallow", "refuse", "reset", "hang_up", "heal")
 BODY_MOST = 65_536

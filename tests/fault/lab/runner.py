@@ -132,7 +132,7 @@ async def run(
         result.note = f"did not end within {within}"
     except Exception as error:  # noqa: BLE001 -- whatever a scenario raises is its verdict
         result.note = "".join(traceback.format_exception(error))
-    except BaseException:  # told to end: there is no verdict, and nothing to look at
+    except BaseException:  # asked to end: there is no verdict, and nothing to look at
         shutil.rmtree(folder, ignore_errors=True)
         raise
     result.seconds = time.monotonic() - began

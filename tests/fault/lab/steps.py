@@ -18,6 +18,7 @@ import grpc.aio
 
 from headgate import Headgate
 from headgate.domain.states import EventKind, State
+from headgate.domain.workers import INCARNATION_MARK
 from headgate.sdk import rpc
 from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.history import Event, merged
@@ -49,6 +50,7 @@ class Found:
     attempt: int
     epoch: int
     worker: str
+    """By its id, as administrators name it."""
 
     def at(self, name: str) -> bool:
         """Whether a worker of that name, in whichever of its lives, has it."""
@@ -59,7 +61,16 @@ async def look(world: World, jobs: Iterable[UUID]) -> list[Found]:
     """How these jobs are."""
     async with world.database() as db:
         rows = await db.fetch(_FOUND, list(jobs))
-    return [Found(id=row[0], state=State(row[1]), attempt=row[2], epoch=row[3], worker=row[4] or "") for row in rows]
+    return [
+        Found(
+            id=row[0],
+            state=State(row[1]),
+            attempt=row[2],
+            epoch=row[3],
+            worker=(row[4] or "").partition(INCARNATION_MARK)[0],
+        )
+        for row in rows
+    ]
 
 
 async def eventually(
@@ -170,7 +181,7 @@ def via(world: World, server: str = "s1", *, name: str = "via", record: bool = F
 async def add_worker(
     world: World, name: str, *, servers: Sequence[str] = (), tenant: str = RED, wait: bool = True, **options: Any
 ) -> LabWorker:
-    """One more worker, for the topic `held` unless told otherwise. `heal` starts it again when it has ended."""
+    """One more worker, for the topic `held` unless set otherwise. `heal` starts it again when it has ended."""
     options.setdefault("topics", ["held"])
     world.worker_specs[name] = WorkerSpec(tenant, servers=tuple(servers), options=options)
     await world.start(name, wait=wait)
@@ -184,7 +195,7 @@ def client_of(world: World, address: str, *, tenant: str = RED) -> Tenant:
 
 @asynccontextmanager
 async def raw_worker(world: World, name: str, server: str = "s1", *, resumed: bool = False) -> AsyncIterator[Any]:
-    """A stream by hand: greeted, and then whatever the caller does, or does not do."""
+    """A stream manually: greeted, and then whatever the caller does, or does not do."""
     async with grpc.aio.insecure_channel(world.address(server)) as channel:
         call: Any = channel.stream_stream(
             "/headgate.v1.WorkerService/Work",

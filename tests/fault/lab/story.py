@@ -1,4 +1,4 @@
-"""Histories made by hand, for the checker's own tests. Times are milliseconds since the story began."""
+"""Histories made manually, for the checker's own tests. Times are milliseconds since the story began."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
         report = await world.judge()
 
 Names: `s1`, `s2` … are servers, `w1`, `w2` … workers, `pg` is PostgreSQL. A server keeps its port over a restart, so
-whoever stands between it and its clients (a fault proxy) is told once.
+a fault proxy between it and its clients is notified once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class WorkerSpec:
 
 
 class World:
-    """Everything of one run. Blocking starts happen in threads, so that the load goes on meanwhile."""
+    """Everything of one run. Blocking starts happen in threads, so that the load continues meanwhile."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class World:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def lasting(self, short: float, long: float) -> float:
-        """For how many seconds, or how often, a fault goes on: the second is the catalogue's, with LONG=1."""
+        """For how many seconds, or how often, a fault continues: the second is the catalogue's, with LONG=1."""
         return long if self.long else short
 
     def fault(self, phase: str, what: str, **data: object) -> None:
@@ -293,7 +293,7 @@ class World:
             self.fault("stop", what)
 
     def measured(self, what: str, text: str) -> None:
-        """A figure for whoever reads the table at the end."""
+        """A figure for readers of the table at the end."""
         self.recorder.note("measured", what=what, text=text)
 
     def undo_at_heal(self, what: str, undo: Undo) -> None:
@@ -404,7 +404,7 @@ class World:
     # --- the end phase -----------------------------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """No more faults: thaw, mend the links, start what is down. Load goes on."""
+        """No more faults: thaw, mend the links, start what is down. Load continues."""
         for name in list(self._frozen):
             await self.thaw(name)
         while self._undo:
@@ -461,7 +461,7 @@ class World:
             await hg.close(flush=0.1)
 
     async def _probe(self) -> None:
-        """A job for each tenant, when all is over: submitted, handed out and completed in a moment."""
+        """A job for each tenant, when all is over: submitted, given and completed in a moment."""
         for name in self.tenants:
             tenant = self.load.tenant(name)
             job = await self.load.submit(tenant, "fast")

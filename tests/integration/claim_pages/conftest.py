@@ -11,7 +11,15 @@ import pytest
 from headgate.store.connect import Connection
 from headgate.store.leases import REAP
 from headgate.store.new_ids import BEGINNING
-from tests.integration.claim_pages.yard import N, PageTable, Usual, Yard, session, with_due_rows, with_lapsed_rows
+from tests.integration.claim_pages.scratch import (
+    N,
+    PageTable,
+    ScratchDatabase,
+    Usual,
+    session,
+    with_due_rows,
+    with_expired_rows,
+)
 from tests.support.database import Server
 from tests.support.explain import Cost
 from tests.support.store_calls import PROMOTE
@@ -40,27 +48,27 @@ def fresh(postgres: Server, template: str) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture(scope="module")
 def usual(postgres: Server, fresh: Callable[[], str], table: PageTable) -> Usual:
-    async def claims(yard: Yard) -> list[Cost]:
-        await yard.fill(1_000)
-        return await (await yard.claimer()).costs()
+    async def claims(scratch: ScratchDatabase) -> list[Cost]:
+        await scratch.fill(1_000)
+        return await (await scratch.claimer()).costs()
 
-    async def promotions(yard: Yard) -> list[Cost]:
-        await with_due_rows(yard, waiting=1_000)
-        return await yard.counted(PROMOTE, N, BEGINNING)
+    async def promotions(scratch: ScratchDatabase) -> list[Cost]:
+        await with_due_rows(scratch, waiting=1_000)
+        return await scratch.counted(PROMOTE, N, BEGINNING)
 
-    async def reaps(yard: Yard) -> list[Cost]:
-        await with_lapsed_rows(yard, running=1_000)
-        return await yard.counted(REAP, N, BEGINNING)
+    async def reaps(scratch: ScratchDatabase) -> list[Cost]:
+        await with_expired_rows(scratch, running=1_000)
+        return await scratch.counted(REAP, N, BEGINNING)
 
-    async def settles(yard: Yard) -> list[Cost]:
-        await yard.fill(1_000)
-        settles, renewals = await yard.settled_and_renewed()
+    async def settles(scratch: ScratchDatabase) -> list[Cost]:
+        await scratch.fill(1_000)
+        settles, renewals = await scratch.settled_and_renewed()
         found["renew"] = renewals
         return settles
 
-    async def measure(dsn: str, name: str, work: Callable[[Yard], Awaitable[list[Cost]]]) -> None:
+    async def measure(dsn: str, name: str, work: Callable[[ScratchDatabase], Awaitable[list[Cost]]]) -> None:
         async with session(dsn) as db:
-            found[name] = await work(await Yard.quiet(db))
+            found[name] = await work(await ScratchDatabase.quiet(db))
             versions.append(db.get_server_version().major)
 
     found: dict[str, list[Cost]] = {}
@@ -74,5 +82,5 @@ def usual(postgres: Server, fresh: Callable[[], str], table: PageTable) -> Usual
 
 
 @pytest.fixture
-async def yard(db: Connection) -> Yard:
-    return await Yard.quiet(db)
+async def scratch(db: Connection) -> ScratchDatabase:
+    return await ScratchDatabase.quiet(db)

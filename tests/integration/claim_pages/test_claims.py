@@ -14,7 +14,16 @@ from headgate.domain.topic_limits import Rate
 from headgate.store import topics
 from headgate.store.leases import REAP
 from headgate.store.new_ids import BEGINNING
-from tests.integration.claim_pages.yard import TEN, N, PageTable, Usual, Yard, session, with_due_rows, with_lapsed_rows
+from tests.integration.claim_pages.scratch import (
+    TEN,
+    N,
+    PageTable,
+    ScratchDatabase,
+    Usual,
+    session,
+    with_due_rows,
+    with_expired_rows,
+)
 from tests.support import explain
 from tests.support.database import Server
 from tests.support.explain import PLAN_MODES
@@ -33,9 +42,9 @@ def million(postgres: Server, fresh: Callable[[], str]) -> str:
 
     async def fill() -> None:
         async with session(dsn) as db:
-            yard = await Yard.quiet(db)
-            await yard.fill(1_000_000)
-            await yard.fill(200_000, topics=TEN)
+            scratch = await ScratchDatabase.quiet(db)
+            await scratch.fill(1_000_000)
+            await scratch.fill(200_000, topics=TEN)
 
     dsn = fresh()
     postgres.run(fill())
@@ -46,44 +55,48 @@ def million(postgres: Server, fresh: Callable[[], str]) -> str:
 
 
 @pytest.mark.req("D6", "T39")
-async def test_a_claim_costs_the_same_at_100_000_pending_jobs(yard: Yard, usual: Usual, table: PageTable) -> None:
-    await yard.fill(100_000)
-    table.judge("claim: 100 k backlog", await (await yard.claimer()).costs(), usual=usual.claim)
+async def test_a_claim_costs_the_same_at_100_000_pending_jobs(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
+    await scratch.fill(100_000)
+    table.judge("claim: 100 k backlog", await (await scratch.claimer()).costs(), usual=usual.claim)
 
 
 @pytest.mark.req("D6", "T39")
 async def test_a_claim_costs_the_same_at_1_000_000_pending_jobs(million: str, usual: Usual, table: PageTable) -> None:
     async with session(million) as db:
-        yard = Yard(db)
-        table.judge("claim: 1 M backlog", await (await yard.claimer()).costs(), usual=usual.claim)
-        head = await yard.claimer(marked=False)
+        scratch = ScratchDatabase(db)
+        table.judge("claim: 1 M backlog", await (await scratch.claimer()).costs(), usual=usual.claim)
+        head = await scratch.claimer(marked=False)
         table.judge("claim: 1 M backlog, from the head", await head.costs(), usual=usual.claim)
 
 
 @pytest.mark.req("D6", "T39")
 async def test_a_claim_over_ten_topics_reads_ten_heads_and_no_more(
-    yard: Yard, million: str, usual: Usual, table: PageTable
+    scratch: ScratchDatabase, million: str, usual: Usual, table: PageTable
 ) -> None:
-    await yard.fill(1_000, topics=TEN)
-    small = await (await yard.claimer(*TEN)).costs()
+    await scratch.fill(1_000, topics=TEN)
+    small = await (await scratch.claimer(*TEN)).costs()
     table.judge("claim: ten topics, 1 k backlog", small, usual=usual.claim, growth=TEN_TOPICS_GROWTH)
     async with session(million) as db:
-        large = await (await Yard(db).claimer(*TEN)).costs()
+        large = await (await ScratchDatabase(db).claimer(*TEN)).costs()
     table.judge("claim: ten topics, 200 k of 1.2 M backlog", large, usual=usual.claim, growth=TEN_TOPICS_GROWTH)
 
 
 @pytest.mark.req("P3", "T39")
-async def test_priorities_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
-    await yard.fill(100_000, priorities=range(10))
-    table.judge("claim: 100 k in ten priorities", await (await yard.claimer()).costs(), usual=usual.claim)
+async def test_priorities_cost_a_claim_nothing(scratch: ScratchDatabase, usual: Usual, table: PageTable) -> None:
+    await scratch.fill(100_000, priorities=range(10))
+    table.judge("claim: 100 k in ten priorities", await (await scratch.claimer()).costs(), usual=usual.claim)
 
 
 @pytest.mark.req("D14", "T39")
-async def test_jobs_that_are_not_due_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+async def test_jobs_that_are_not_due_cost_a_claim_nothing(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
-    await yard.fill(300_000, priorities=[PRIORITY_MAX], state=State.SCHEDULED, run_at=later)
-    await yard.fill(1_000)
-    table.judge("claim: 300 k not due ahead", await (await yard.claimer()).costs(), usual=usual.claim)
+    await scratch.fill(300_000, priorities=[PRIORITY_MAX], state=State.SCHEDULED, run_at=later)
+    await scratch.fill(1_000)
+    table.judge("claim: 300 k not due ahead", await (await scratch.claimer()).costs(), usual=usual.claim)
 
 
 # ------------------------------------------------------------------------------------------------ limits
@@ -108,66 +121,72 @@ INSERT INTO headgate.limit_usage (tenant_no, topic_no, limit_key, admitted)
 SELECT $1, $2, key, count(*) FILTER (WHERE state = 0) FROM keyed GROUP BY key"""
 
 
-async def limited(yard: Yard, name: str = "mail", **changes: object) -> None:
-    await yard.topic_nos([name])
-    await topics.set_topic(yard.db, yard.queue.names, await yard.queue.tenant_no(), name, changes=changes)
+async def limited(scratch: ScratchDatabase, name: str = "mail", **changes: object) -> None:
+    await scratch.topic_nos([name])
+    await topics.set_topic(scratch.db, scratch.queue.names, await scratch.queue.tenant_no(), name, changes=changes)
 
 
-async def with_keys(yard: Yard, *, keys: int, pending: int, blocked: int) -> None:
-    """So many pending and blocked jobs, dealt out to so many keys."""
-    await yard.fill(pending)
-    await yard.fill(blocked, state=State.BLOCKED)
-    (topic_no,) = await yard.topic_nos()
-    await yard.db.execute(GIVE_KEYS, await yard.queue.tenant_no(), topic_no, keys, timeout=60)
+async def with_keys(scratch: ScratchDatabase, *, keys: int, pending: int, blocked: int) -> None:
+    """So many pending and blocked jobs, distributed to so many keys."""
+    await scratch.fill(pending)
+    await scratch.fill(blocked, state=State.BLOCKED)
+    (topic_no,) = await scratch.topic_nos()
+    await scratch.db.execute(GIVE_KEYS, await scratch.queue.tenant_no(), topic_no, keys, timeout=60)
 
 
 @pytest.mark.parametrize("name", ["max_running", "rate"])
 async def test_a_limited_topic_is_claimed_at_the_same_cost(
-    yard: Yard, usual: Usual, table: PageTable, name: str
+    scratch: ScratchDatabase, usual: Usual, table: PageTable, name: str
 ) -> None:
-    await limited(yard, **{name: Rate(count=10**6, period=timedelta(seconds=1)) if name == "rate" else 10**6})
-    await yard.fill(100_000)
-    table.judge(f"claim: 100 k, {name} of the topic", await (await yard.claimer()).costs(), usual=usual.claim)
+    await limited(scratch, **{name: Rate(count=10**6, period=timedelta(seconds=1)) if name == "rate" else 10**6})
+    await scratch.fill(100_000)
+    table.judge(f"claim: 100 k, {name} of the topic", await (await scratch.claimer()).costs(), usual=usual.claim)
 
 
-async def test_limits_of_other_topics_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+async def test_limits_of_other_topics_cost_a_claim_nothing(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
     for number in range(50):
-        await limited(yard, f"other-{number}", max_running=5, max_backlog=10)
-    await yard.fill(100_000)
-    table.judge("claim: 100 k, fifty other topics limited", await (await yard.claimer()).costs(), usual=usual.claim)
+        await limited(scratch, f"other-{number}", max_running=5, max_backlog=10)
+    await scratch.fill(100_000)
+    table.judge("claim: 100 k, fifty other topics limited", await (await scratch.claimer()).costs(), usual=usual.claim)
 
 
-async def test_blocked_jobs_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
+async def test_blocked_jobs_cost_a_claim_nothing(scratch: ScratchDatabase, usual: Usual, table: PageTable) -> None:
     """The lines may be as long as they like: a claim of keyed jobs costs a bounded number of look-ups for each."""
-    await limited(yard, max_running_per_key=2)
+    await limited(scratch, max_running_per_key=2)
     growth = KEYED_GROWTH if usual.modern else KEYED_BEFORE_17
-    await with_keys(yard, keys=2_000, pending=2_000, blocked=1_000)
-    few = await (await yard.claimer()).costs()
+    await with_keys(scratch, keys=2_000, pending=2_000, blocked=1_000)
+    few = await (await scratch.claimer()).costs()
     table.judge("claim: 1 k blocked, max_running_per_key", few, usual=usual.claim, growth=growth)
 
 
-async def test_a_hundred_thousand_blocked_jobs_cost_a_claim_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
-    await limited(yard, max_running_per_key=2)
+async def test_a_hundred_thousand_blocked_jobs_cost_a_claim_nothing(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
+    await limited(scratch, max_running_per_key=2)
     growth = KEYED_GROWTH if usual.modern else KEYED_BEFORE_17
-    await with_keys(yard, keys=2_000, pending=2_000, blocked=100_000)
-    many = await (await yard.claimer()).costs()
+    await with_keys(scratch, keys=2_000, pending=2_000, blocked=100_000)
+    many = await (await scratch.claimer()).costs()
     table.judge("claim: 100 k blocked, max_running_per_key", many, usual=usual.claim, growth=growth)
 
 
 async def test_fair_shares_of_ten_thousand_keys_cost_a_claim_a_bound(
-    yard: Yard, usual: Usual, table: PageTable
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
 ) -> None:
-    await limited(yard, fair_by_key=True)
-    await with_keys(yard, keys=10_000, pending=50_000, blocked=50_000)
-    costs = await (await yard.claimer()).costs()
+    await limited(scratch, fair_by_key=True)
+    await with_keys(scratch, keys=10_000, pending=50_000, blocked=50_000)
+    costs = await (await scratch.claimer()).costs()
     # 6.9 to 7.1 times.
     table.judge("claim: 10 k keys, fair_by_key", costs, usual=usual.claim, growth=FAIR_GROWTH, known_miss=FAIR_MISS)
 
 
-async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(yard: Yard, usual: Usual, table: PageTable) -> None:
-    await limited(yard, key_rate=Rate(count=10, period=timedelta(hours=1)))
-    await with_keys(yard, keys=10_000, pending=50_000, blocked=50_000)
-    costs = await (await yard.claimer()).costs()
+async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
+    await limited(scratch, key_rate=Rate(count=10, period=timedelta(hours=1)))
+    await with_keys(scratch, keys=10_000, pending=50_000, blocked=50_000)
+    costs = await (await scratch.claimer()).costs()
     # 7.4 times: a job more of each key is let in at every claim, and its row of limit_usage is written twice.
     table.judge("claim: 10 k keys, key_rate", costs, usual=usual.claim, growth=FAIR_GROWTH, known_miss=FAIR_MISS)
 
@@ -176,28 +195,32 @@ async def test_rates_of_ten_thousand_keys_cost_a_claim_a_bound(yard: Yard, usual
 
 
 @pytest.mark.req("T39")
-async def test_jobs_that_are_not_due_cost_a_promotion_nothing(yard: Yard, usual: Usual, table: PageTable) -> None:
-    await with_due_rows(yard, waiting=300_000)
+async def test_jobs_that_are_not_due_cost_a_promotion_nothing(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
+    await with_due_rows(scratch, waiting=300_000)
     table.judge(
-        "promote: 300 k not due", await yard.counted(PROMOTE, N, BEGINNING), usual=usual.promote, growth=usual.growth
+        "promote: 300 k not due", await scratch.counted(PROMOTE, N, BEGINNING), usual=usual.promote, growth=usual.growth
     )
     values = {"n_": N, "floor_": BEGINNING, "v_now": datetime.now(UTC)}
     for mode in PLAN_MODES:
-        plan = (await explain.explain(yard.db, explain.inner("promote_v1", "due"), values, mode=mode)).plan
+        plan = (await explain.explain(scratch.db, explain.inner("promote_v1", "due"), values, mode=mode)).plan
         assert [node.index for node in plan.scans_of("jobs")] == ["jobs_due"], plan.outline()
         assert not [node for node in plan if "Sort" in node.type], plan.outline()
 
 
 @pytest.mark.req("T39")
-async def test_leases_that_hold_cost_the_watchdog_little(yard: Yard, usual: Usual, table: PageTable) -> None:
-    began = await with_lapsed_rows(yard, running=10_000)
-    table.judge("reap: 10 k running", await yard.counted(REAP, N, began), usual=usual.reap, growth=usual.growth)
-    # Nothing lapsed: it has to look at every lease that holds, at a row's share of a page for each.
-    idle = await yard.counted(REAP, N, began, rows=0)
-    table.judge("reap: 10 k running, none lapsed", idle, usual=usual.reap, growth=usual.growth)
+async def test_leases_that_hold_cost_the_watchdog_little(
+    scratch: ScratchDatabase, usual: Usual, table: PageTable
+) -> None:
+    began = await with_expired_rows(scratch, running=10_000)
+    table.judge("reap: 10 k running", await scratch.counted(REAP, N, began), usual=usual.reap, growth=usual.growth)
+    # Nothing expired: it has to look at every lease that holds, at a row's share of a page for each.
+    idle = await scratch.counted(REAP, N, began, rows=0)
+    table.judge("reap: 10 k running, none expired", idle, usual=usual.reap, growth=usual.growth)
     values = {"n_": N, "floor_": began, "v_now": datetime.now(UTC)}
     for mode in PLAN_MODES:
-        plan = (await explain.explain(yard.db, explain.inner("reap_v1", "lapsed"), values, mode=mode)).plan
+        plan = (await explain.explain(scratch.db, explain.inner("reap_v1", "expired"), values, mode=mode)).plan
         assert [node.index for node in plan.scans_of("jobs")] == ["jobs_running"], plan.outline()
         assert not [node for node in plan if "Sort" in node.type], plan.outline()
 
@@ -207,13 +230,13 @@ async def test_settling_and_renewing_cost_the_same_at_1_000_000_jobs(
     million: str, usual: Usual, table: PageTable
 ) -> None:
     async with session(million) as db:
-        yard = Yard(db)
-        settles, renewals = await yard.settled_and_renewed()
+        scratch = ScratchDatabase(db)
+        settles, renewals = await scratch.settled_and_renewed()
         table.judge("settle: 1 M rows", settles, usual=usual.settle, growth=usual.growth)
         table.judge("renew: 1 M rows", renewals, usual=usual.renew, growth=usual.growth)
-        ids, epochs = await (await yard.claimer()).take()
+        ids, epochs = await (await scratch.claimer()).take()
         values: dict[str, object] = {
-            "tenants_": [await yard.queue.tenant_no()],
+            "tenants_": [await scratch.queue.tenant_no()],
             "v_run": 1,
             "v_ids": ids,
             "v_epochs": epochs,

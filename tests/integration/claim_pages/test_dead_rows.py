@@ -19,16 +19,16 @@ from headgate.store.leases import REAP
 from headgate.store.names import Names
 from headgate.store.settle import OutcomeFlush
 from headgate.store.tick import TICK
-from tests.integration.claim_pages.yard import (
+from tests.integration.claim_pages.scratch import (
     CALLS,
     GROWTH,
     N,
     PageTable,
+    ScratchDatabase,
     Usual,
-    Yard,
     holding_the_first,
     session,
-    with_lapsed_rows,
+    with_expired_rows,
 )
 from tests.support import explain, store_calls
 from tests.support.database import Server
@@ -65,7 +65,7 @@ def graveyard(postgres: Server, fresh: Callable[[], str]) -> Iterator[Graveyard]
         await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         await holder.execute("SELECT 1")  # the snapshot is taken by the first statement
         async with session(found.dsn) as db:
-            await pass_jobs(await Yard.quiet(db), found, 100_000)
+            await pass_jobs(await ScratchDatabase.quiet(db), found, 100_000)
         return holder
 
     found = Graveyard(dsn=fresh(), watermark=Watermark())
@@ -74,10 +74,10 @@ def graveyard(postgres: Server, fresh: Callable[[], str]) -> Iterator[Graveyard]
     postgres.run(holder.close())
 
 
-async def pass_jobs(yard: Yard, found: Graveyard, count: int, *, flush: int = 1_000) -> None:
+async def pass_jobs(scratch: ScratchDatabase, found: Graveyard, count: int, *, flush: int = 1_000) -> None:
     """Submit, claim and complete, a flush at a time."""
-    db, tenant_no = yard.db, await yard.queue.tenant_no()
-    (topic_no,) = await yard.topic_nos()
+    db, tenant_no = scratch.db, await scratch.queue.tenant_no()
+    (topic_no,) = await scratch.topic_nos()
     priorities = [(0, 5, 10)[place % 3] for place in range(flush)]
     for _ in range(count // flush):
         jobs = SubmitFlush(
@@ -89,7 +89,7 @@ async def pass_jobs(yard: Yard, found: Graveyard, count: int, *, flush: int = 1_
             rank_classes=[~priority for priority in priorities],
         )
         assert await submit.submit(db, jobs) == {}
-        claimed = await yard.queue.claim(flush, ranges=found.watermark.ranges([topic_no]))
+        claimed = await scratch.queue.claim(flush, ranges=found.watermark.ranges([topic_no]))
         assert len(claimed) == flush
         found.watermark.claimed(claimed.topic_nos, claimed.rank_classes, claimed.ranks_at)
         outcomes = OutcomeFlush()
@@ -103,26 +103,26 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_claim_nothing(
     graveyard: Graveyard, usual: Usual, table: PageTable
 ) -> None:
     async with session(graveyard.dsn) as db:
-        yard = Yard(db)
-        claimer = await yard.claimer()
+        scratch = ScratchDatabase(db)
+        claimer = await scratch.claimer()
         claimer.watermark = graveyard.watermark
-        await yard.fill(1_000, priorities=(0, 5, 10))
+        await scratch.fill(1_000, priorities=(0, 5, 10))
         table.judge("claim: 100 k dead rows, watermark", await claimer.costs(), usual=usual.claim)
         # From here on work of the lowest priority only: a claim has to pass the dead of all three.
         while (await claimer.take())[0]:
             pass
-        await yard.fill(1_000)
+        await scratch.fill(1_000)
         low = await claimer.costs()
         table.judge("claim: 100 k dead rows, watermark, lowest priority", low, usual=usual.claim)
         # A whole round of sweeps in a hundred claims: with one every 10 ms, all is looked at again within a second.
-        await yard.fill(100 * N)
+        await scratch.fill(100 * N)
         swept = await claimer.costs(95, sweep_us=graveyard.watermark.span_us // 100)
         case = "claim: 100 k dead rows, watermark, sweeping a hundredth"
         table.judge(case, swept, usual=usual.claim, growth=None)
         # A stretch of time holds as many dead as this machine made in it, now more, now less: the round counts.
         assert mean(cost.pages for cost in swept) <= GROWTH * usual.claim, [cost.pages for cost in swept]
-        await yard.fill(1_000)
-        head = await yard.claimer(marked=False)
+        await scratch.fill(1_000)
+        head = await scratch.claimer(marked=False)
         costs = await head.costs(3)
         table.judge("claim: 100 k dead rows, from the head", costs, usual=usual.claim, growth=None)
         # Else the case has no dead rows, and proves nothing.
@@ -133,16 +133,16 @@ async def test_dead_rows_under_a_held_snapshot_cost_no_other_call_anything(
     graveyard: Graveyard, usual: Usual, table: PageTable
 ) -> None:
     async with session(graveyard.dsn) as db:
-        yard = Yard(db)
-        await yard.fill(1_000, priorities=[20])
-        settles, renewals = await yard.settled_and_renewed()
+        scratch = ScratchDatabase(db)
+        await scratch.fill(1_000, priorities=[20])
+        settles, renewals = await scratch.settled_and_renewed()
         table.judge("settle: 100 k dead rows", settles, usual=usual.settle, growth=usual.growth)
         table.judge("renew: 100 k dead rows", renewals, usual=usual.renew, growth=OLD_VERSIONS_GROWTH)
-        began = await with_lapsed_rows(yard, running=1_000)
+        began = await with_expired_rows(scratch, running=1_000)
         floor = await store_calls.oldest_running(db, floor=began)
         assert floor is not None
         table.judge(
-            "reap: 100 k dead rows, floor", await yard.counted(REAP, N, floor), usual=usual.reap, growth=usual.growth
+            "reap: 100 k dead rows, floor", await scratch.counted(REAP, N, floor), usual=usual.reap, growth=usual.growth
         )
 
 
@@ -151,9 +151,9 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_mark
     graveyard: Graveyard, table: PageTable
 ) -> None:
     async with session(graveyard.dsn) as db:
-        yard = Yard(db)
-        (topic_no,) = await yard.topic_nos()
-        while len(await yard.queue.claim(1_000)):  # what others left: the first job that is there would end the walk
+        scratch = ScratchDatabase(db)
+        (topic_no,) = await scratch.topic_nos()
+        while len(await scratch.queue.claim(1_000)):  # what others left: the first job that is there would end the walk
             pass
         # Above all that runs: the case before leaves a thousand jobs that begin a second after it. A tick whose floor
         # is below them reads their rows too, whatever the ranges, and on a quick machine it was.
@@ -178,11 +178,11 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_mark
 
 @pytest.mark.req("C13", "T39")
 async def test_rows_that_others_hold_cost_a_claim_a_bounded_number_of_pages(
-    database: str, yard: Yard, usual: Usual, table: PageTable
+    database: str, scratch: ScratchDatabase, usual: Usual, table: PageTable
 ) -> None:
-    await yard.fill(10_000)
-    await yard.db.execute("SET lock_timeout = '200ms'")  # a claim that waits for a lock fails
-    claimer = await yard.claimer(marked=False)
+    await scratch.fill(10_000)
+    await scratch.db.execute("SET lock_timeout = '200ms'")  # a claim that waits for a lock fails
+    claimer = await scratch.claimer(marked=False)
     await claimer.cost()
     async with holding_the_first(database, 500):
         costs = [await claimer.cost() for _ in range(CALLS)]  # each must bring its full number
@@ -197,16 +197,18 @@ async def test_rows_that_others_hold_cost_a_claim_a_bounded_number_of_pages(
 
 
 @pytest.mark.req("C13")
-async def test_skipping_locked_rows_visits_every_one_of_them(database: str, yard: Yard, table: PageTable) -> None:
+async def test_skipping_locked_rows_visits_every_one_of_them(
+    database: str, scratch: ScratchDatabase, table: PageTable
+) -> None:
     """Why not every worker claims for itself: the K-th claimer of a crowd steps over the rows of K − 1 others."""
-    await yard.fill(10_000)
+    await scratch.fill(10_000)
     plain = "SELECT id FROM headgate.jobs WHERE topic_no = $1 AND state = 0 ORDER BY rank_class, rank_at LIMIT 100"
-    (topic_no,) = await yard.topic_nos()
+    (topic_no,) = await scratch.topic_nos()
     found: dict[int, Cost] = {}
     for held in (0, 1_000, 2_000, 4_000):
-        async with holding_the_first(database, held), yard.db.transaction():
-            await yard.db.execute("SET LOCAL enable_sort = off")
-            found[held] = await explain.cost(yard.db, plain + " FOR UPDATE SKIP LOCKED", topic_no)
+        async with holding_the_first(database, held), scratch.db.transaction():
+            await scratch.db.execute("SET LOCAL enable_sort = off")
+            found[held] = await explain.cost(scratch.db, plain + " FOR UPDATE SKIP LOCKED", topic_no)
     alone = found[0].pages
     for held, cost in found.items():
         table.judge(f"plain SKIP LOCKED: {held:,} rows locked", [cost], usual=alone, growth=None)
@@ -219,17 +221,17 @@ async def test_skipping_locked_rows_visits_every_one_of_them(database: str, yard
 
 @pytest.mark.req("T39")
 async def test_arrivals_that_were_seen_cost_a_claim_nothing(
-    database: str, yard: Yard, usual: Usual, table: PageTable
+    database: str, scratch: ScratchDatabase, usual: Usual, table: PageTable
 ) -> None:
-    await yard.fill(10_000)
-    claimer = await yard.claimer()
+    await scratch.fill(10_000)
+    claimer = await scratch.claimer()
     async with session(database) as foreign:
         # A transaction that has written something elsewhere, and stays open: none that began since is over for sure.
         await foreign.execute("CREATE TABLE public.elsewhere (n int)")
         async with foreign.transaction():
             await foreign.execute("INSERT INTO public.elsewhere VALUES (1)")
             for _ in range(20):
-                await yard.db.execute(
+                await scratch.db.execute(
                     "INSERT INTO headgate.arrivals (topic_no, rank_class, rank_from, rank_to)"
                     " SELECT $1, -1, n, n FROM generate_series(1, 5000) AS n",
                     claimer.topic_nos[0],
@@ -243,10 +245,10 @@ async def test_a_late_arrival_under_a_held_snapshot_costs_a_claim_what_it_brings
     graveyard: Graveyard, usual: Usual, table: PageTable
 ) -> None:
     async with session(graveyard.dsn) as db:
-        yard = Yard(db)
-        claimer = await yard.claimer()
+        scratch = ScratchDatabase(db)
+        claimer = await scratch.claimer()
         claimer.watermark = graveyard.watermark
-        await yard.fill(2_000)
+        await scratch.fill(2_000)
         await claimer.costs(2)
         # In the middle of the dead: as if a transaction of then had committed now.
         low, high = await db.fetchrow("SELECT min(created_at), max(created_at) FROM headgate.archive")
@@ -254,9 +256,9 @@ async def test_a_late_arrival_under_a_held_snapshot_costs_a_claim_what_it_brings
         # PostgreSQL plans a statement again for each of its first five calls, and then no more: those are not counted.
         for part in range(1, 12):
             rank = int((low + (high - low) * part / 12).timestamp() * 1_000_000)
-            (late,) = await yard.queue.add()
+            (late,) = await scratch.queue.add()
             await db.execute("UPDATE headgate.jobs SET rank_at = $2 WHERE id = $1", late, rank)
-            await db.execute("SELECT headgate.arrived_v1($1, ARRAY[$2::uuid])", await yard.queue.tenant_no(), late)
+            await db.execute("SELECT headgate.arrived_v1($1, ARRAY[$2::uuid])", await scratch.queue.tenant_no(), late)
             costs.append(await claimer.cost())  # the first ones with an arrival read the catalogue, to plan
             assert await db.fetchval("SELECT state FROM headgate.jobs WHERE id = $1", late) == 1
         table.judge("claim: a late arrival among 100 k dead rows", costs[5:], usual=usual.claim)

@@ -17,7 +17,16 @@ from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
 from headgate.domain.states import State
 from headgate.store.claim import CLAIM
 from headgate.store.connect import Connection
-from tests.integration.claim_pages.yard import LEASE_MS, TEN, N, PageTable, Usual, Yard, holding_the_first, session
+from tests.integration.claim_pages.scratch import (
+    LEASE_MS,
+    TEN,
+    N,
+    PageTable,
+    ScratchDatabase,
+    Usual,
+    holding_the_first,
+    session,
+)
 from tests.support import explain
 from tests.support.explain import PLAN_MODES, Node, PlanMode
 
@@ -30,31 +39,31 @@ CLAIM_JOBS: Final = CLAIM.replace(" ORDER BY", " WHERE id IS NOT NULL ORDER BY")
 # ------------------------------------------------------------------------------------------------ stale statistics
 
 
-async def never_analysed(yard: Yard) -> None:
-    await yard.fill(100_000)
+async def never_analysed(scratch: ScratchDatabase) -> None:
+    await scratch.fill(100_000)
 
 
-async def analysed_when_empty(yard: Yard) -> None:
-    await yard.db.execute("ANALYZE headgate.jobs")
-    await yard.fill(100_000)
+async def analysed_when_empty(scratch: ScratchDatabase) -> None:
+    await scratch.db.execute("ANALYZE headgate.jobs")
+    await scratch.fill(100_000)
 
 
-async def analysed_when_all_ran(yard: Yard) -> None:
+async def analysed_when_all_ran(scratch: ScratchDatabase) -> None:
     now = datetime.now(UTC)
-    await yard.fill(20_000, state=State.RUNNING, claimed_at=now, lease_until=now + timedelta(hours=1))
-    await yard.db.execute("ANALYZE headgate.jobs")
-    await yard.fill(100_000)
+    await scratch.fill(20_000, state=State.RUNNING, claimed_at=now, lease_until=now + timedelta(hours=1))
+    await scratch.db.execute("ANALYZE headgate.jobs")
+    await scratch.fill(100_000)
 
 
-async def analysed_before_the_tenant_came(yard: Yard) -> None:
-    await Yard(yard.db, tenant="other").fill(20_000)
-    await yard.db.execute("ANALYZE headgate.jobs")
-    await yard.fill(100_000)
+async def analysed_before_the_tenant_came(scratch: ScratchDatabase) -> None:
+    await ScratchDatabase(scratch.db, tenant="other").fill(20_000)
+    await scratch.db.execute("ANALYZE headgate.jobs")
+    await scratch.fill(100_000)
 
 
-async def analysed_when_full(yard: Yard) -> None:
-    await yard.fill(100_000)
-    await yard.db.execute("ANALYZE headgate.jobs")
+async def analysed_when_full(scratch: ScratchDatabase) -> None:
+    await scratch.fill(100_000)
+    await scratch.db.execute("ANALYZE headgate.jobs")
 
 
 STATISTICS: Final = (
@@ -69,18 +78,18 @@ STATISTICS: Final = (
 @pytest.mark.req("D6", "D14", "P3", "P7", "T39")
 @pytest.mark.parametrize("prepare", STATISTICS, ids=lambda prepare: prepare.__name__)
 async def test_whatever_the_statistics_say_a_claim_reads_the_index_in_order_and_the_rows_by_key(
-    yard: Yard, usual: Usual, table: PageTable, prepare: Callable[[Yard], Awaitable[None]]
+    scratch: ScratchDatabase, usual: Usual, table: PageTable, prepare: Callable[[ScratchDatabase], Awaitable[None]]
 ) -> None:
-    await prepare(yard)
-    costs = await (await yard.claimer()).costs()
+    await prepare(scratch)
+    costs = await (await scratch.claimer()).costs()
     table.judge(f"claim: 100 k, {prepare.__name__.replace('_', ' ')}", costs, usual=usual.claim)
-    await yard.fill(1_000, topics=TEN)
-    tenant_no, topic_nos = await yard.queue.tenant_no(), await yard.topic_nos(("mail", *TEN))
-    (hint,) = await yard.queue.add(topic="topic-3")
+    await scratch.fill(1_000, topics=TEN)
+    tenant_no, topic_nos = await scratch.queue.tenant_no(), await scratch.topic_nos(("mail", *TEN))
+    (hint,) = await scratch.queue.add(topic="topic-3")
     for mode in PLAN_MODES:
-        chosen = await check_choosing(yard.db, tenant_no, topic_nos, hint, mode)
-        await check_locking(yard.db, tenant_no, chosen, mode)
-        await check_taking(yard.db, tenant_no, chosen, mode)
+        chosen = await check_choosing(scratch.db, tenant_no, topic_nos, hint, mode)
+        await check_locking(scratch.db, tenant_no, chosen, mode)
+        await check_taking(scratch.db, tenant_no, chosen, mode)
 
 
 async def check_choosing(
@@ -209,17 +218,17 @@ class Job:
         return self.key, self.id
 
 
-async def mixed_jobs(yard: Yard) -> list[Job]:
+async def mixed_jobs(scratch: ScratchDatabase) -> list[Job]:
     """900 jobs over three topics and four priorities, laid down in an order that is not theirs."""
-    await yard.fill(900, topics=TEN[:3], priorities=(0, 10, -5, 3))
-    await yard.db.execute(
+    await scratch.fill(900, topics=TEN[:3], priorities=(0, 10, -5, 3))
+    await scratch.db.execute(
         """CREATE TEMP TABLE mixed AS SELECT * FROM headgate.jobs ORDER BY md5(id::text);
            TRUNCATE headgate.jobs;
            INSERT INTO headgate.jobs SELECT * FROM mixed;
            DROP TABLE mixed;
            ANALYZE headgate.jobs"""
     )
-    rows = await yard.db.fetch("SELECT id, topic_no, rank_class, rank_at FROM headgate.jobs WHERE state = 0")
+    rows = await scratch.db.fetch("SELECT id, topic_no, rank_class, rank_at FROM headgate.jobs WHERE state = 0")
     return sorted((Job(id=row[0], topic_no=row[1], key=(row[2], row[3])) for row in rows), key=lambda job: job.place)
 
 
@@ -240,11 +249,11 @@ def some_ranges(dice: random.Random, topic_nos: Sequence[int], jobs: Sequence[Jo
 @pytest.mark.parametrize("mode", PLAN_MODES)
 @pytest.mark.parametrize("forced", FORCED)
 async def test_no_plan_makes_a_claim_take_too_much_twice_or_out_of_order(
-    database: str, yard: Yard, forced: str, mode: PlanMode
+    database: str, scratch: ScratchDatabase, forced: str, mode: PlanMode
 ) -> None:
-    db, dice = yard.db, random.Random(forced)
-    jobs = await mixed_jobs(yard)
-    claimer = await yard.claimer(*TEN[:3], marked=False)
+    db, dice = scratch.db, random.Random(forced)
+    jobs = await mixed_jobs(scratch)
+    claimer = await scratch.claimer(*TEN[:3], marked=False)
     await force(db, "claim_v1", {**FORCED[forced], "plan_cache_mode": f"force_{mode}_plan"})
     # Stretch by stretch, with a few ids from outside of them.
     ranges, inside = some_ranges(dice, claimer.topic_nos, jobs)
@@ -268,10 +277,12 @@ async def test_no_plan_makes_a_claim_take_too_much_twice_or_out_of_order(
 @pytest.mark.req("T14")
 @pytest.mark.parametrize("mode", PLAN_MODES)
 @pytest.mark.parametrize("forced", FORCED)
-async def test_no_plan_makes_an_inner_statement_give_more_than_asked(yard: Yard, forced: str, mode: PlanMode) -> None:
-    db, dice, settings = yard.db, random.Random(forced), FORCED[forced]
-    tenant_no, topic_nos = await yard.queue.tenant_no(), await yard.topic_nos(TEN[:3])
-    ranges, inside = some_ranges(dice, topic_nos, await mixed_jobs(yard))
+async def test_no_plan_makes_an_inner_statement_give_more_than_asked(
+    scratch: ScratchDatabase, forced: str, mode: PlanMode
+) -> None:
+    db, dice, settings = scratch.db, random.Random(forced), FORCED[forced]
+    tenant_no, topic_nos = await scratch.queue.tenant_no(), await scratch.topic_nos(TEN[:3])
+    ranges, inside = some_ranges(dice, topic_nos, await mixed_jobs(scratch))
 
     async def rows(name: str, values: Mapping[str, object]) -> list[asyncpg.Record]:
         return await explain.run(db, explain.inner("claim_v1", name), values, mode=mode, settings=settings)
@@ -288,10 +299,10 @@ async def test_no_plan_makes_an_inner_statement_give_more_than_asked(yard: Yard,
 
 @pytest.mark.req("T14")
 @pytest.mark.parametrize("forced", FORCED)
-async def test_no_plan_gives_one_job_to_two_claimers(database: str, yard: Yard, forced: str) -> None:
-    jobs = await mixed_jobs(yard)
-    claimer = await yard.claimer(*TEN[:3], marked=False)
-    await force(yard.db, "claim_v1", FORCED[forced])
+async def test_no_plan_gives_one_job_to_two_claimers(database: str, scratch: ScratchDatabase, forced: str) -> None:
+    jobs = await mixed_jobs(scratch)
+    claimer = await scratch.claimer(*TEN[:3], marked=False)
+    await force(scratch.db, "claim_v1", FORCED[forced])
     whole = KeyRanges.whole(claimer.topic_nos)
     async with session(database) as one, session(database) as two, session(database) as three:
         for _ in range(2):
@@ -301,9 +312,9 @@ async def test_no_plan_gives_one_job_to_two_claimers(database: str, yard: Yard, 
             assert all(len(rows) <= N for rows in got)
             ids = [row["id"] for rows in got for row in rows]
             assert len(ids) == len(set(ids))
-    most = await yard.db.fetchval("SELECT max(epoch) FROM headgate.jobs")
+    most = await scratch.db.fetchval("SELECT max(epoch) FROM headgate.jobs")
     assert most == 1
-    assert len(jobs) == await yard.db.fetchval("SELECT count(*) FROM headgate.jobs")
+    assert len(jobs) == await scratch.db.fetchval("SELECT count(*) FROM headgate.jobs")
 
 
 async def force(db: Connection, function: str, settings: Mapping[str, str]) -> None:

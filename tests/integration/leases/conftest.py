@@ -1,4 +1,4 @@
-"""Instances that move only when the test says so."""
+"""Instances that move only when the test calls them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.queue import Clock
 
 @pytest.fixture
 async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
-    """An instance that moves only when the test says so; leases are of a minute."""
+    """An instance that moves only when the test calls it; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from headgate.dispatch.session import SessionSilent, Superseded
+from headgate.dispatch.session_ends import SessionSilent, Superseded
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import verbs
@@ -47,7 +47,7 @@ async def test_a_silent_worker_is_ended_and_its_job_reaped_within_its_lease_and_
     assert (await still.ticker.run_once()).reaped == 1
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.RETRYING, 1, "LeaseExpired")
-    assert [event.kind for event in view.events] == [EventKind.LAPSED]
+    assert [event.kind for event in view.events] == [EventKind.LEASE_EXPIRED]
 
 
 @pytest.mark.req("O15")

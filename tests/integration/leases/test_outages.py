@@ -28,7 +28,7 @@ from tests.support.watched_store import failing_with
 
 @pytest.fixture
 async def gated(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
-    """As server.py builds it, with the watchdog's gate: leases of a minute, beats of 20 s. Awake for a beat."""
+    """As server/ builds it, with the watchdog's gate: leases of a minute, beats of 20 s. Awake for a beat."""
     async with Instance(database, name="gated", running=False, now=seconds, gated=True, tick_seconds=1.0) as one:
         await one.ticker.run_once()
         await one.renewer.run_once()
@@ -38,7 +38,7 @@ async def gated(database: str, seconds: ManualClock, clock: Clock) -> AsyncItera
         yield one
 
 
-async def lapse_of_a_stranger(one: Instance, clock: Clock) -> UUID:
+async def expiry_of_a_stranger(one: Instance, clock: Clock) -> UUID:
     """A job of a worker that is connected to no instance, or to another one; its lease has run out."""
     worker, (job,) = await holding(one, worker_id="stranger")
     one.sessions.close(worker.session)
@@ -55,8 +55,8 @@ async def ticks(one: Instance, seconds: ManualClock, clock: Clock, count: int) -
     return reaped
 
 
-async def test_in_quiet_times_a_lapsed_lease_is_reaped_by_the_next_tick(gated: Instance, clock: Clock) -> None:
-    await lapse_of_a_stranger(gated, clock)
+async def test_in_quiet_times_an_expired_lease_is_reaped_by_the_next_tick(gated: Instance, clock: Clock) -> None:
+    await expiry_of_a_stranger(gated, clock)
     assert (await gated.ticker.run_once()).reaped == 1
 
 
@@ -64,7 +64,7 @@ async def test_in_quiet_times_a_lapsed_lease_is_reaped_by_the_next_tick(gated: I
 async def test_after_an_outage_nothing_is_reaped_for_a_beat(
     gated: Instance, seconds: ManualClock, clock: Clock, error: StoreUnavailable
 ) -> None:
-    await lapse_of_a_stranger(gated, clock)
+    await expiry_of_a_stranger(gated, clock)
     gated.store.before["tick"] = failing_with(error, error)
     for _ in range(2):
         with pytest.raises(type(error)):
@@ -108,7 +108,7 @@ async def test_renewals_that_fail_keep_the_watchdog_from_reaping(
         await gated.ticker.run_once()
     assert gated.watchdog is not None
     assert not gated.watchdog.is_open
-    await lapse_of_a_stranger(gated, clock)
+    await expiry_of_a_stranger(gated, clock)
     assert (await gated.ticker.run_once()).reaped == 0
     gated.store.before.clear()
     worker.session.mark_seen()
@@ -136,7 +136,7 @@ def test_the_gate_opens_a_beat_after_the_first_answer_and_only_when_renewals_wen
     assert gate.is_open
 
 
-def test_a_process_that_was_stopped_for_long_does_not_reap_when_it_goes_on(seconds: ManualClock) -> None:
+def test_a_process_that_was_stopped_for_long_does_not_reap_when_it_continues(seconds: ManualClock) -> None:
     gate = WatchdogGate(beat=20, now=seconds, silence=20)
     gate.answered()
     gate.renewed()
@@ -196,7 +196,7 @@ async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
     await clock.advance(seconds=2)
     tick = await still.ticker.run_once()
     assert (tick.stepped_back, [job for _, _, job in tick.promoted]) == (None, [later])
-    # What begins now is older than what ran before: its lease runs out all the same, and only that one.
+    # What begins now is older than what ran before: its lease runs out anyway, and only that one.
     worker = await still.worker("another", slots=1)
     assert await still.claimer.run_once() == 1
     await worker.take()

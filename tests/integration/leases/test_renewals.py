@@ -104,7 +104,7 @@ async def test_an_extension_requested_during_a_renewal_is_not_lost(
         worker.session.held[job][0],
         3_600_000,
         seconds(),
-        0,
+        worker.session.held[job][3],
     )  # as a beat with an extension does
     hold.release()
     assert await renewing == 1

@@ -1,4 +1,4 @@
-"""The watchdog: lapsed leases are reaped, by the clock of the database."""
+"""The watchdog: expired leases are reaped, by the clock of the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.queue import Clock
 
 
 @pytest.mark.req("T30")
-async def test_ten_thousand_lapsed_jobs_are_reaped_in_bounded_batches(
+async def test_ten_thousand_expired_jobs_are_reaped_in_bounded_batches(
     database: str, clock: Clock, db: Connection
 ) -> None:
     async with Instance(database, running=False, claim_limit=5_000) as one:
@@ -56,7 +56,7 @@ async def test_a_job_that_kills_its_worker_each_time_is_dead_after_its_attempts(
     view = await still.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.DEAD, 3, "LeaseExpired")
     assert view.finished_at is not None
-    assert [event.kind for event in view.events] == [EventKind.LAPSED] * 3
+    assert [event.kind for event in view.events] == [EventKind.LEASE_EXPIRED] * 3
     await still.worker("next", slots=1)
     await still.ticker.run_once()
     assert await still.claimer.run_once() == 0

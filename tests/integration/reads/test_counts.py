@@ -115,10 +115,14 @@ async def test_flows_by_the_minute_tell_what_happened(queue: Queue) -> None:
     while await upkeep.fold_flows(queue.db, limit=2):
         pass
     rows = await queue.db.fetch(
-        "SELECT minute, topic_no, from_state, to_state, n FROM headgate.flow_minutes ORDER BY 1, 3"
+        "SELECT at, topic_no, seconds, submitted, started, completed, pending_change, changes"
+        " FROM headgate.flow_buckets WHERE topic_no = $1 AND seconds = 60 ORDER BY 1",
+        topic,
     )
     assert [tuple(row) for row in rows] == [
-        (minute + timedelta(minutes=n), topic, was, then, n + 1)
-        for n in range(3)
-        for was, then in ((-1, 0), (0, 1), (1, 5))
+        (minute + timedelta(minutes=n), topic, 60, n + 1, n + 1, n + 1, 0, 3 * (n + 1)) for n in range(3)
     ]
+    hours = await queue.db.fetch(
+        "SELECT topic_no, sum(submitted), sum(completed) FROM headgate.flow_buckets WHERE seconds = 3600 GROUP BY 1"
+    )
+    assert sorted(tuple(row) for row in hours) == [(0, 6, 6), (topic, 6, 6)], "all topics together, and each"

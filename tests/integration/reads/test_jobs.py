@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from headgate.domain import limits
 from headgate.domain.errors import NotFound
 from headgate.domain.outcomes import Abandon, Completed, Nack, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, State
@@ -129,10 +130,24 @@ async def test_the_history_of_a_job_is_in_order_and_outlives_it(queue: Queue) ->
     assert [event.actor for event in events[5:]] == ["ana", "ben", "ana", "ana"]
     assert events[5].detail == {"from": State.DEAD, "attempts": 3, "edited": True}
     assert events[6].detail == {"old": 0, "new": 3}
-    assert [event.kind for event in await reads.events(queue.db, tenant, job_id, limit=2)] == [
-        EventKind.FAILED,
-        EventKind.NACKED,
-    ]
+    newest = await reads.events(queue.db, tenant, job_id, limit=2)
+    assert newest == events[-2:], "of many, people want the newest"
+    assert await reads.events(queue.db, tenant, job_id, before=newest[0].no, limit=3) == events[-5:-2]
+    assert await reads.events(queue.db, tenant, job_id, before=events[0].no) == []
+
+
+async def test_a_job_with_more_events_than_an_answer_has_them_in_parts(queue: Queue) -> None:
+    tenant, (job_id,) = await queue.tenant_no(), await queue.add()
+    await queue.db.execute(
+        "INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state)"
+        " SELECT $1, $2, headgate.clock_v1() - n * interval '1 ms', 4, 1025, 1, 2 FROM generate_series(1, 1001) AS n",
+        tenant,
+        job_id,
+    )
+    first = await reads.events(queue.db, tenant, job_id)
+    assert len(first) == limits.JOB_EVENTS_MAX
+    (oldest,) = await reads.events(queue.db, tenant, job_id, before=first[0].no)
+    assert oldest.at < first[0].at < first[-1].at
 
 
 async def test_what_does_not_exist_is_not_found(queue: Queue) -> None:

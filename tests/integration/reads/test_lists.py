@@ -73,7 +73,7 @@ async def fill(queue: Queue, chance: random.Random) -> list[Known]:
     await queue.settle(*((i, 1, said) for i, said in zip(claimed.ids, outcomes, strict=True) if said is not None))
     queued = await queue.db.fetch("SELECT id FROM headgate.jobs WHERE state <> 1")
     await verbs.cancel(queue.db, tenant, [row["id"] for row in chance.sample(queued, 100)])
-    # Nothing blocks a job yet, so this state is written by hand.
+    # Nothing blocks a job yet, so this state is written manually.
     await queue.db.execute(
         "UPDATE headgate.jobs SET state = 4"
         " WHERE id IN (SELECT id FROM headgate.jobs WHERE state = 0 ORDER BY id LIMIT 60)"

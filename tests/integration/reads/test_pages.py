@@ -88,7 +88,7 @@ async def test_a_job_that_moves_while_it_is_read_is_never_missing_nor_doubled(qu
         await asyncio.gather(work(), read())
 
 
-async def test_a_cursor_goes_on_only_with_the_list_it_came_from(queue: Queue) -> None:
+async def test_a_cursor_continues_only_with_the_list_it_came_from(queue: Queue) -> None:
     tenant = await queue.tenant_no()
     await queue.add(5, tags=["red"], priority=3)
     now = (await store_calls.list_jobs(queue.db, tenant, limit=1)).rows[0].created_at

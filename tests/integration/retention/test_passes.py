@@ -19,7 +19,7 @@ from tests.support.queue import Clock, Queue, links, new_id
 # ---------------------------------------------------------------------- bounded, repeatable, on every instance
 
 
-async def test_a_pass_is_bounded_and_the_next_goes_on_where_it_stopped(queue: Queue, clock: Clock) -> None:
+async def test_a_pass_is_bounded_and_the_next_continues_where_it_stopped(queue: Queue, clock: Clock) -> None:
     await end(queue, Completed(), 10)
     await end(queue, DIES, 10)
     await later(clock, queue.db, days=9)
@@ -38,7 +38,7 @@ async def test_a_pass_is_bounded_and_the_next_goes_on_where_it_stopped(queue: Qu
     await counts_agree(queue)
 
 
-async def test_a_pass_goes_on_with_expired_keys_while_it_has_time(queue: Queue, clock: Clock) -> None:
+async def test_a_pass_continues_with_expired_keys_while_it_has_time(queue: Queue, clock: Clock) -> None:
     left = "SELECT count(*) FROM headgate.idempotency_keys"
     for n in range(9):
         await queue.add(key=f"k{n}", key_window=timedelta(hours=1))

@@ -89,7 +89,7 @@ async def test_a_job_that_is_being_redriven_is_passed_over_and_one_that_stays_is
     await counts_agree(queue)
 
 
-async def test_a_reader_of_the_archive_for_hours_holds_up_neither_claims_nor_settles(
+async def test_a_reader_of_the_archive_for_hours_delays_neither_claims_nor_settles(
     queue: Queue, clock: Clock, database: str
 ) -> None:
     gone = await end(queue, Completed(), 5)

@@ -56,7 +56,7 @@ async def test_a_child_that_waits_for_the_redrive_of_a_dead_parent_is_cancelled_
     assert (await reads.events(queue.db, tenant, child))[-1].reason == f"it waited for {parent}, which is gone"
 
 
-async def test_a_batch_goes_on_counting_members_that_are_gone_until_its_last_job_is(queue: Queue, clock: Clock) -> None:
+async def test_a_batch_counts_members_that_are_gone_until_its_last_job_is(queue: Queue, clock: Clock) -> None:
     db, tenant = queue.db, await queue.tenant_no()
     batch, callback = NewBatch(id=new_id(), expires_in=60 * DAY), queue.job("done")
     await open_batch(db, queue.names, tenant, batch, callback=callback)

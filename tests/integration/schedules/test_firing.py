@@ -269,4 +269,4 @@ async def test_one_schedule_that_cannot_be_fired_stalls_no_other_and_keeps_its_c
     listed = await schedules.listed(
         bench.db, bench.queue.names, await bench.queue.tenant_no(), after="", limit=50, topics=None, source=None
     )
-    assert len(listed) == 10  # also the one whose zone nobody knows
+    assert len(listed) == 10  # also the one whose zone no one knows

@@ -11,6 +11,7 @@ from headgate.domain.errors import AlreadyExists, InvalidInput, NotFound, Versio
 from headgate.domain.outcomes import Completed
 from headgate.domain.schedules import LOOK_SECONDS, At, CatchUp, Every, Overlap, plan
 from headgate.domain.states import State
+from headgate.domain.topic_sets import TopicSet
 from headgate.store import audit, schedule_firing, schedules, verbs
 from headgate.store.connect import connect
 from tests.integration.schedules.bench import MINUTE, NOON, Bench
@@ -43,6 +44,18 @@ async def test_pause_and_delete_touch_only_what_is_to_come(bench: Bench) -> None
     assert await schedules.lineage(bench.db, tenant, made[0].job_id) == ("", made[0].occurrence, False)
     trail = [(entry.verb, entry.actor) for entry in await audit.entries(bench.db, tenant)]
     assert trail == [(f"{verb}_schedule", "ana") for verb in ("delete", "resume", "pause", "put")]
+
+
+async def test_a_resume_that_names_a_pause_ends_no_later_one(bench: Bench) -> None:
+    await bench.put()
+    first = (await bench.verb(schedules.pause)).paused_at
+    await bench.clock.advance(minutes=1)
+    again = await bench.verb(schedules.pause)
+    with pytest.raises(VersionConflict, match=r'was paused again at .* by ana with the reason "because"'):
+        await bench.verb(schedules.resume, since=first)
+    await bench.put(timing=Every(interval=timedelta(hours=1)))  # an edit leaves the pause as it is
+    assert not (await bench.verb(schedules.resume, since=again.paused_at)).paused
+    assert not (await bench.verb(schedules.resume, since=first)).paused, "harmless when it runs"
 
 
 async def test_a_single_moment_that_passed_during_a_pause_runs_at_the_resume(bench: Bench) -> None:
@@ -196,3 +209,17 @@ async def test_the_next_look_is_aimed_at_the_next_moment_and_rare_when_there_is_
     assert (await bench.scheduler.run_once()).wait == 1.0
     await bench.clock.advance(seconds=59.7)
     assert (await bench.scheduler.run_once()).wait == pytest.approx(0.3)
+
+
+async def test_the_lag_is_that_of_all_schedules_that_are_to_fire(bench: Bench) -> None:
+    tenant = await bench.queue.tenant_no()
+    assert await schedules.lag(bench.db, tenant) is None
+    for number in range(3):
+        await bench.put(f"early-{number}", timing=Every(interval=60 * MINUTE))
+    await bench.put("zz-late", topic="report", timing=Every(interval=MINUTE))
+    assert await schedules.lag(bench.db, tenant) == timedelta(0), "the next occurrence is to come"
+    await bench.clock.advance(minutes=5)
+    assert await schedules.lag(bench.db, tenant) == 4 * MINUTE
+    assert await schedules.lag(bench.db, tenant, topics=TopicSet(frozenset({"mail"}))) == timedelta(0)
+    await bench.verb(schedules.pause, "zz-late")
+    assert await schedules.lag(bench.db, tenant) == timedelta(0), "a pause is no delay"

@@ -1,7 +1,7 @@
 """Sessions held at a chosen point, and what came of it.
 
 Nothing in these tests is left to luck or to time. A session is held by a transaction that is not yet committed or by a
-gate put into the store's own function, and the test goes on when PostgreSQL itself says that the session waits.
+gate put into the store's own function, and the test continues when PostgreSQL itself says that the session waits.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Rivals:
 
 
 class Gate:
-    """Holds the sessions that were told to stop at it."""
+    """Holds the sessions that were notified to stop at it."""
 
     def __init__(self, keeper: Connection) -> None:
         self._keeper = keeper

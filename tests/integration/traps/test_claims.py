@@ -78,7 +78,7 @@ async def test_a_candidate_that_is_cancelled_or_moved_between_choosing_and_locki
     assert await all_jobs(queue) == {State.RUNNING: 2, State.CANCELLED: 1}
 
 
-async def test_when_all_the_best_jobs_are_held_a_claim_goes_on_below_them(queue: Queue, rivals: Rivals) -> None:
+async def test_when_all_the_best_jobs_are_held_a_claim_continues_below_them(queue: Queue, rivals: Rivals) -> None:
     ids = await queue.add(40)
     other = await rivals.queue()
     async with queue.db.transaction():

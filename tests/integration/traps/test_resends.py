@@ -192,7 +192,7 @@ async def test_a_first_copy_waits_for_its_resend_and_finds_the_job(queue: Queue,
     assert await all_jobs(queue) == {State.PENDING: 1}
 
 
-async def test_a_repeat_in_a_flush_takes_nothing_from_its_neighbours(queue: Queue) -> None:
+async def test_a_repeat_in_a_flush_does_not_affect_the_other_rows(queue: Queue) -> None:
     old = queue.job(payload=b"p" * 2_000)
     await queue.submit(resent(old))
     await run(queue, old.id)

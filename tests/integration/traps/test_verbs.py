@@ -77,8 +77,8 @@ async def test_a_reporter_whose_rival_rolls_back_wins_after_all(
 
 
 @pytest.fixture
-async def lapsed(queue: Queue, clock: Clock) -> UUID:
-    """One job whose lease has run out, and nobody has noticed yet."""
+async def expired(queue: Queue, clock: Clock) -> UUID:
+    """One job whose lease has run out, and no one has noticed yet."""
     (job_id,) = await queue.add()
     await queue.claim()
     await clock.advance(seconds=61)
@@ -87,12 +87,12 @@ async def lapsed(queue: Queue, clock: Clock) -> UUID:
 
 @pytest.mark.parametrize("outcome", [DONE, BOOM], ids=["completed", "failed"])
 async def test_an_outcome_that_waits_for_the_watchdog_is_stale(
-    queue: Queue, rivals: Rivals, lapsed: UUID, outcome: Outcome
+    queue: Queue, rivals: Rivals, expired: UUID, outcome: Outcome
 ) -> None:
     other = await rivals.queue()
     async with queue.db.transaction():
-        assert [one.id for one in await leases.reap(queue.db)] == [lapsed]
-        late = rivals.start(other.settle((lapsed, 1, outcome)))
+        assert [one.id for one in await leases.reap(queue.db)] == [expired]
+        late = rivals.start(other.settle((expired, 1, outcome)))
         await rivals.waiting(other, on=queue)
     assert (await late)[0].receipt is Receipt.STALE
     assert await all_jobs(queue) == {State.RETRYING: 1}
@@ -100,16 +100,16 @@ async def test_an_outcome_that_waits_for_the_watchdog_is_stale(
 
 @pytest.mark.parametrize("outcome", [DONE, BOOM], ids=["completed", "failed"])
 async def test_the_watchdog_leaves_alone_what_is_being_settled(
-    queue: Queue, rivals: Rivals, lapsed: UUID, outcome: Outcome
+    queue: Queue, rivals: Rivals, expired: UUID, outcome: Outcome
 ) -> None:
     other = await rivals.queue()
     async with queue.db.transaction():
-        (settled,) = await queue.settle((lapsed, 1, outcome))
+        (settled,) = await queue.settle((expired, 1, outcome))
         assert await leases.reap(other.db) == []  # and it did not wait
     assert settled.receipt is Receipt.APPLIED, "late, but nobody had taken the lease away"
     assert await leases.reap(other.db) == []
-    events = await reads.events(queue.db, await queue.tenant_no(), lapsed)
-    assert EventKind.LAPSED not in [event.kind for event in events]
+    events = await reads.events(queue.db, await queue.tenant_no(), expired)
+    assert EventKind.LEASE_EXPIRED not in [event.kind for event in events]
 
 
 async def held(queue: Queue, tenant: int, *ids: UUID) -> list[leases.Held]:
@@ -123,21 +123,21 @@ async def skipped(queue: Queue, tenant: int, *ids: UUID) -> dict[tuple[int, UUID
 
 @pytest.mark.req("L3")
 async def test_a_renewal_does_not_wait_for_the_watchdog_and_the_next_one_reports_the_lost_lease(
-    queue: Queue, rivals: Rivals, lapsed: UUID
+    queue: Queue, rivals: Rivals, expired: UUID
 ) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
     async with queue.db.transaction():
         await leases.reap(queue.db)
-        assert await leases.renew(other.db, await held(queue, tenant, lapsed)) == await skipped(queue, tenant, lapsed)
-    assert (await leases.renew(other.db, await held(queue, tenant, lapsed)))[
-        tenant, lapsed, (await epochs_of(queue.db, [lapsed]))[0]
+        assert await leases.renew(other.db, await held(queue, tenant, expired)) == await skipped(queue, tenant, expired)
+    assert (await leases.renew(other.db, await held(queue, tenant, expired)))[
+        tenant, expired, (await epochs_of(queue.db, [expired]))[0]
     ].lost
 
 
-async def test_the_watchdog_leaves_alone_what_is_being_renewed(queue: Queue, rivals: Rivals, lapsed: UUID) -> None:
+async def test_the_watchdog_leaves_alone_what_is_being_renewed(queue: Queue, rivals: Rivals, expired: UUID) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
     async with queue.db.transaction():
-        assert await leases.renew(queue.db, await held(queue, tenant, lapsed)) == {}
+        assert await leases.renew(queue.db, await held(queue, tenant, expired)) == {}
         assert await leases.reap(other.db) == []
     assert await leases.reap(other.db) == []
     assert await all_jobs(queue) == {State.RUNNING: 1}

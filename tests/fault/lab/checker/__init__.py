@@ -3,7 +3,7 @@
 Each invariant is a function from `Model` to violations. All of them use *certain windows* only: a lease counts as held
 only while it surely was, a pause only from its answer to the asking of its resume. So what they report did happen.
 
-I16 (webhooks) is not here: there are no webhooks yet.
+I16 (webhooks) is not here: the scenarios that have receivers check it (scenarios/endpoints.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""I12: nothing of a cancelled job starts any more, and whoever runs it is told soon."""
+"""I12: nothing of a cancelled job starts any more, and its worker is notified soon."""
 
 from __future__ import annotations
 

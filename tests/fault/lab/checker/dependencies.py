@@ -47,7 +47,7 @@ def children_wait_for_their_parents(model: Model) -> Iterator[Violation]:
 
 def _too_early(model: Model, row: Row, link: Event) -> Iterator[Violation]:
     claims = model.claims_of.get(row.job, ())
-    # A child that was cancelled and redriven by hand waits for no parent.
+    # A child that was cancelled and redriven manually waits for no parent.
     if not claims or any(fact.kind == REDRIVEN for fact in model.facts_of.get(row.job, ())):
         return
     parent = link["parent_id"]

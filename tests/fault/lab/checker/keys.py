@@ -1,4 +1,4 @@
-"""I10: one job per key, and the same answer to everybody who asks under it; one job per submitted id and body."""
+"""I10: one job per key, and the same answer to everyone who asks under it; one job per submitted id and body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""I13: when the faults are over everything comes to an end, in time, and everybody is there."""
+"""I13: when the faults are over everything comes to an end, in time, and everyone is there."""
 
 from __future__ import annotations
 

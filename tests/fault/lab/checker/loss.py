@@ -35,7 +35,7 @@ def nothing_acknowledged_is_lost(model: Model) -> Iterator[Violation]:
 
 
 def acknowledged(one: Operation) -> list[str]:
-    """The jobs this operation was told to exist. Of a batch that broke off, those stored before."""
+    """The jobs this operation was answered with. Of a batch that broke off, those stored before."""
     if one.what == "batch":
         return [str(job) for job in one.answer.get("jobs", ())]
     if not ok(one):

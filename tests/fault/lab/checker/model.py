@@ -56,7 +56,7 @@ class Operation:
 
     @property
     def jobs(self) -> list[str]:
-        """The ids it was told of, or asked for."""
+        """The ids it was notified of, or asked for."""
         named = self.answer.get("job") or self.data.get("job")
         return [str(named)] if named else []
 

@@ -71,7 +71,7 @@ def _one(model: Model, schedule: Event, runs: list[Event]) -> Iterator[Violation
             yield Violation(invariant="I8", text=f"{name}: {_shown(at)} is covered {count} times")
     expected = _occurrences(schedule, surely_begun + 1, _settled(model, over))
     missing = [at for at in expected if at not in covered]
-    # One skip may stand for several: what came due while nobody could fire is skipped together.
+    # One skip may stand for several: what came due while no one could fire is skipped together.
     runs_missing = sum(
         place == 0 or expected[place - 1] in covered for place, at in enumerate(expected) if at in missing
     )

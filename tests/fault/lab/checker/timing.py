@@ -28,7 +28,7 @@ def not_before_its_time(model: Model) -> Iterator[Violation]:
             if fact.run_at is None:
                 continue
             after = next((claim for claim in claims if claim.epoch == fact.epoch + 1), None)
-            # A redrive in between counts from anew.
+            # A redrive in between counts from the start.
             anew = any(later.at > fact.at and later.epoch == fact.epoch and later.kind == REDRIVEN for later in facts)
             if after is not None and not anew and after.at < fact.run_at - ROUNDING_US:
                 yield _early(job, after.epoch, fact.run_at - after.at, 0)

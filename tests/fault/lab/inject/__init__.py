@@ -4,7 +4,7 @@ What this machine cannot do raises `CannotInject` with the reason, before anythi
 is then reported as not run, never as passed.
 
     processes   SIGSTOP of a whole tree, freezer and memory limit by cgroup, few file descriptors, a false clock,
-                a log pipe that nobody reads
+                a log pipe that no one reads
     disks       a small disk, full or not
     links       a network namespace whose way out drops, loses or throttles
     databases   connections leaked, locks held, xmin pinned, read-only

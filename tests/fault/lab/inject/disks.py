@@ -1,4 +1,4 @@
-"""A disk that is small, and can be filled and freed while somebody uses it."""
+"""A disk that is small, and can be filled and freed while someone uses it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class SmallDisk(Injection):
                 while (room := self.free_bytes - leave) > 0:
                     file.write(_BLOCK[: min(room, len(_BLOCK))])
             except OSError:
-                return  # full: somebody else was quicker with the last bytes
+                return  # full: someone else was quicker with the last bytes
 
     def free(self) -> None:
         """Give back what `fill` took."""
         self._ballast.unlink(missing_ok=True)
 
     def heal(self) -> None:
-        """Unmount; whoever uses it must have ended, or gets a few seconds."""
+        """Unmount; processes that use it must have ended, or gets a few seconds."""
         if not self._mounted:
             return
         self.free()

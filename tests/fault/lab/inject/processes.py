@@ -239,7 +239,7 @@ class FalseClock(Injection):
     """
 
     def __init__(self, folder: Path, *, offset: float = 0.0) -> None:
-        """`folder` must be readable for whoever is started with it."""
+        """`folder` must be readable for the account that is started with it."""
         library = _false_clock()
         self._file = folder / f"clock-{os.getpid()}-{next(_numbers)}"
         self._file.write_bytes(b"\0" * 8)
@@ -279,7 +279,7 @@ def _false_clock() -> Path:
 
 
 class LogPipe(Injection):
-    """A command's output goes through a pipe to its old place, until `close`: then nobody reads it any more.
+    """A command's output goes through a pipe to its old place, until `close`: then no one reads it any more.
 
     `prefix` is put before the command, which keeps its process id.
     """
@@ -289,7 +289,7 @@ class LogPipe(Injection):
         self.prefix = (sys.executable, "-I", "-S", str(Path(__file__).with_name("log_pipe.py")), str(self._flag))
 
     def close(self) -> None:
-        """The reader goes away; whoever writes gets EPIPE. There is no way back but a new start."""
+        """The reader goes away; writers get EPIPE. There is no way back but a new start."""
         self._flag.touch()
 
     def heal(self) -> None:

@@ -27,9 +27,12 @@ CALENDARS: Final[tuple[Callable[[], None], ...]] = (
 
 
 ONE_LEASE_EACH: Final = dict.fromkeys(
-    ("redrive", "flaky", "failing", "nacky", "snoozy", "handback", "pause", "cancellable", "cancel", "discard", "bulk"),
+    (
+        "redrive", "flaky", "failing", "nacky", "snoozy", "handback", "pause", "cancellable", "cancel", "discard",
+        "bulk", "ranked",
+    ),
     0,
-)
+)  # fmt: skip
 
 
 async def _delayed_is_on_time(world: World, *, seconds: float = 1.0) -> None:
@@ -66,9 +69,9 @@ async def a_server_has_a_false_clock(world: World) -> None:
     leave_out=("I9", "I11", "I17", "I18", "I19"),
 )
 async def the_database_clock_steps_back(world: World) -> None:
-    """By ten minutes: nothing fires twice, no lease is cut short, new jobs run at once, and somebody is told.
+    """By ten minutes: nothing fires twice, no lease is cut short, new jobs run at once, and someone is notified.
 
-    No job of this load is claimed twice unless something is wrong: which of two leases came first could not be told.
+    No job of this load is claimed twice unless something is wrong: which lease came first could not be determined.
     Due times and limits are left out: those are of the database's clock, and delays are measured here instead. So is
     who of parent and child, or of two with one unique key, came first.
     """
@@ -128,7 +131,7 @@ async def calendars_jump(world: World) -> None:
     longer=timedelta(minutes=4),
 )
 async def the_machine_sleeps(world: World) -> None:
-    """For three leases, or two minutes. What came due meanwhile is fired as each schedule says; what ran goes on."""
+    """For three leases, or two minutes. What came due meanwhile is fired as each schedule says; what ran continues."""
     asleep = world.lasting(3 * world.lease, 120.0)
     await add_worker(world, "w8")
     jobs = await hold(world, 4)
@@ -154,7 +157,7 @@ async def the_machine_sleeps(world: World) -> None:
     assert max(one.attempt for one in ended) <= 2, ended
 
     async def caught_up() -> bool:
-        # Every third second, none left out; the other makes one job of all it has missed, and goes on.
+        # Every third second, none left out; the other makes one job of all it has missed, and continues.
         all_of_them = (await schedules.get("every-third-all")).fired - before["every-third-all"]
         return all_of_them >= asleep // 3 and (await schedules.get("each-second")).fired > before["each-second"]
 

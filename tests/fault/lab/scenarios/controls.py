@@ -40,7 +40,7 @@ async def _busy(world: World, names: Sequence[str], topic: str = "slow") -> None
 
 
 async def _taken_over(world: World, names: Sequence[str], topic: str) -> None:
-    """Wait until the leases of their long jobs have lapsed, and these run elsewhere."""
+    """Wait until the leases of their long jobs have expired, and these run elsewhere."""
     async with world.database() as db:
         theirs = [row["id"] for row in await db.fetch(RUNNING, topic) if _of(names, row["worker"])]
 
@@ -106,7 +106,7 @@ async def workers_freeze_and_fail_late(world: World) -> None:
     },
 )
 async def a_backlog_of_priorities(world: World) -> None:
-    """Jobs of all priorities wait for seconds; each must be handed out in its order."""
+    """Jobs of all priorities wait for seconds; each must be given in its order."""
     await asyncio.sleep(7)
 
 
@@ -122,11 +122,11 @@ async def servers_die_while_they_answer(world: World) -> None:
 
 @scenario("C5", "workers killed with jobs in their hands", world={"rate": 25}, drain=timedelta(seconds=25))
 async def workers_die_with_jobs_in_their_hands(world: World) -> None:
-    """What they ran lapses and runs elsewhere: within the lease, a tick and a retry."""
+    """What they ran expires and runs elsewhere: within the lease, a tick and a retry."""
     for tenant in world.tenants:
         for _ in range(12):
             await world.load.submit(world.load.tenant(tenant), "slow", ms=2500)
     await _busy(world, ("w1", "w2"))
     for name in ("w1", "w2"):
         await world.restart(name)
-    # No wait for the lapse: where a bug keeps it from happening, the checker is to say so.
+    # No wait for the expiry: where a bug keeps it from happening, the checker is to say so.

@@ -71,7 +71,7 @@ async def backends_are_ended_at_random(world: World) -> None:
 
 @scenario("F30", "Postgres fast restart", checks=("I1", "I13"), world={**OTHERS_LOAD, "lease": 15.0})
 async def postgres_restarts(world: World) -> None:
-    """Dispatch goes on within seconds, what runs goes on running, and no link is dropped for it."""
+    """Dispatch continues within seconds, what runs continues running, and no link is dropped for it."""
     await add_worker(world, "w8")
     jobs = await hold(world, 4)
     await jobs.run_at("w8")
@@ -88,7 +88,7 @@ async def postgres_restarts(world: World) -> None:
 
 @scenario("F31", "Postgres crash", checks=("I1", "I2"))
 async def postgres_crashes(world: World) -> None:
-    """An immediate stop, a killed postmaster, one killed backend, which makes all others start anew."""
+    """An immediate stop, a killed postmaster, one killed backend, which makes all others start again."""
     for mode in ("immediate", "kill"):
         await world.restart_postgres(mode)
         await work_flows(world)
@@ -110,7 +110,7 @@ async def postgres_crashes(world: World) -> None:
 
 @scenario("F32", "Postgres frozen", checks=("I2", "I4"), world=OTHERS_LOAD, longer=timedelta(minutes=1))
 async def postgres_freezes(world: World) -> None:
-    """For more than three leases: not ready meanwhile; what ran before goes on, and nobody else has it, afterwards."""
+    """For more than three leases: not ready meanwhile; what ran before continues, and no one else has it then."""
     await add_worker(world, "w8")
     jobs = await hold(world, 4)
     await jobs.run_at("w8")
@@ -138,14 +138,15 @@ def _established(pid: int, port: int) -> int:
 
 @scenario("F33", "silent cut between server and Postgres", checks=("I13",))
 async def the_way_to_postgres_is_cut_in_silence(world: World) -> None:
-    """Nobody says a word: the kernel gives up every connection in time, also the one that only listens."""
+    """No one says a word: the kernel gives up every connection in time, also the one that only listens."""
     island = await asyncio.to_thread(Island)
     way = FaultProxy("127.0.0.1", world.cluster.port, listen_host=island.outside, seed=world.seed)
     inner = island._inner
     true_dsn, spec = world.server_dsn, world.server_specs["s1"]
+    true_args = spec.args
     try:
         world.server_dsn = _at_port(true_dsn, way.port).replace("@127.0.0.1:", f"@{island.outside}:")
-        spec.args, spec.prefix = (*spec.args, "--host", island.inside), island.prefix
+        spec.args, spec.prefix = (*true_args, "--host", island.inside, "--insecure"), island.prefix
         await world.restart("s1")
         world.proxies["s1"] = FaultProxy(island.inside, spec.port, seed=world.seed)
         world.server_dsn = true_dsn
@@ -175,8 +176,7 @@ async def the_way_to_postgres_is_cut_in_silence(world: World) -> None:
         await jobs.end()
     finally:
         # Back among the others, for the end phase.
-        world.server_dsn, spec.prefix = true_dsn, ()
-        spec.args = spec.args[:-2]
+        world.server_dsn, spec.prefix, spec.args = true_dsn, (), true_args
         world.servers["s1"].kill()
         if "s1" in world.proxies:
             world.proxies.pop("s1").close()
@@ -189,7 +189,7 @@ async def the_way_to_postgres_is_cut_in_silence(world: World) -> None:
 
 @scenario("F34", "LISTEN connection alone dies", checks=("I13",))
 async def listeners_die(world: World) -> None:
-    """Polling goes on meanwhile; each listens again soon, and has said once that it did not."""
+    """Polling continues meanwhile; each listens again soon, and has said once that it did not."""
 
     async def listening() -> set[int]:
         async with world.database() as db:
@@ -215,7 +215,7 @@ async def listeners_die(world: World) -> None:
 
 @scenario("F35", "ambiguous COMMIT", checks=("I1", "I10"), world={"proxy_database": True})
 async def commits_are_answered_into_the_void(world: World) -> None:
-    """The server asks again while it has patience, then the caller is told that nobody knows; a key makes it safe."""
+    """The server asks again while it has patience, then it answers that the outcome is unknown; a key makes it safe."""
     proxy = world.proxies["pg"]
     tenant = world.load.tenant(RED)
     async with world.faulty("cut after commit"):

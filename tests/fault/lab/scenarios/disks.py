@@ -60,7 +60,7 @@ def _move_back(link: Path, disk: SmallDisk) -> None:
 
 @scenario("F36", "data disk full", checks=("I1",), world={"rate": 15.0})
 async def the_data_disk_is_full(world: World) -> None:
-    """Callers are told that there is no room; what was taken stays; with room again it goes on by itself."""
+    """Callers are notified that there is no room; what was taken stays; with room again it continues by itself."""
     async with small_disk(world, "base", 256 * MEGABYTE) as disk:
         await work_flows(world)
         async with world.faulty("data disk full"):
@@ -73,7 +73,7 @@ async def the_data_disk_is_full(world: World) -> None:
 
 
 async def _refused_with(world: World, pattern: re.Pattern[str], *, within: float = 25.0) -> set[str]:
-    """Write much until callers hear of it; gives what they heard."""
+    """Write much until callers get errors; returns them."""
     tenant = world.load.tenant(RED)
     until = time.monotonic() + within
     while time.monotonic() < until:

@@ -16,8 +16,8 @@ from headgate.domain.states import State
 from headgate.wire import jobs_pb2
 from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.inject.links import Toward
-from tests.fault.lab.load import _new_id
-from tests.fault.lab.proxy import CLIENT
+from tests.fault.lab.load_notes import random_id
+from tests.fault.lab.proxy_connections import CLIENT
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.scenarios.slow_links import EVERYWHERE, island_worker
 from tests.fault.lab.steps import (
@@ -57,7 +57,7 @@ async def _taken_over(world: World, jobs: HeldJobs, name: str) -> None:
 
 @scenario("F17", "silent half-open link", checks=("I2", "I13"), world=OTHERS_LOAD)
 async def a_link_falls_silent(world: World) -> None:
-    """Neither side is told: the server frees the slots when the lease is over, the worker looks for another way."""
+    """Neither side is notified: the server frees the slots when the lease is over, the worker looks for another way."""
     proxy = via(world)
     await add_worker(world, "w8", servers=["via"])
     jobs = await hold(world, 4)
@@ -94,7 +94,7 @@ async def a_wire_carries_one_way_only(world: World) -> None:
 
 @scenario("F18", "reset during assignment", checks=("I1", "I3"), world={**OTHERS_LOAD, "reconnect_grace": 1.0})
 async def a_link_breaks_under_an_assignment(world: World) -> None:
-    """Claimed and never arrived: the worker says so when it is back, and it is offered again at no cost."""
+    """Claimed and never arrived: the worker reports that when it is back, and it is offered again at no cost."""
     proxy = via(world)
     await add_worker(world, "w8", servers=["via"])
     async with world.faulty("reset when jobs pass"):
@@ -140,7 +140,7 @@ _BY_KEY: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE key = $1"
 
 @scenario("F22", "request replayed", checks=("I5", "I10"), world=OTHERS_LOAD)
 async def a_client_is_replayed(world: World) -> None:
-    """All bytes of a client are sent once more, by somebody who has recorded them: the same jobs, once.
+    """All bytes of a client are sent once more, by someone who has recorded them: the same jobs, once.
 
     A job with a key or an id of the caller's is known also after its end, any other one for as long as it is alive: for
     those the client says that it has never sent them before (ADR 0006). The other side of that is the next scenario.
@@ -149,7 +149,7 @@ async def a_client_is_replayed(world: World) -> None:
     gate = world.folder / "gate-replay"
     proxy = via(world, record=True)
     caller = client_of(world, proxy.address)
-    chosen = [_new_id(world.chance) for _ in range(3)]
+    chosen = [random_id(world.chance) for _ in range(3)]
     try:
         live = [await world.load.submit(caller, "held", extra={"until": str(gate)}) for _ in range(3)]
         ended = [await world.load.submit(caller, "fast", key=f"replay-{world.seed}-{n}") for n in range(3)]
@@ -201,7 +201,7 @@ async def a_fresh_submit_is_replayed_after_its_end(world: World) -> None:
 
 
 async def _fail_by_hand(world: World) -> list[UUID]:
-    """Take the one job of the topic `held` with a stream of our own, which nobody records, and fail it for good."""
+    """Take the one job of the topic `held` with a stream of our own, which no one records, and fail it for good."""
     async with raw_worker(world, f"by-hand-{world.chance.randrange(10**9)}") as call:
         await call.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
         async with asyncio.timeout(20):
@@ -295,7 +295,7 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
 
 @scenario("F23", "two live streams, one worker id", checks=("I2",), world=OTHERS_LOAD)
 async def two_workers_share_a_name(world: World) -> None:
-    """The newer stream counts; the older is told that it was superseded, and gets nothing more."""
+    """The newer stream counts; the older is notified that it was superseded, and gets nothing more."""
     async with raw_worker(world, "twin") as older:
         await older.write(pb.WorkerFrame(ready=pb.Ready(topics=["held"], count=1, lease_seconds=30)))
         async with world.faulty("two workers of one name"), raw_worker(world, "twin") as newer:

@@ -1,4 +1,4 @@
-"""Rare ones: a page that is not what was written, a log that nobody takes, and everything at once."""
+"""Rare ones: a page that is not what was written, a log that no one takes, and everything at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SELECT a.id, a.tableoid::regclass::text, pg_relation_filepath(a.tableoid) FROM h
 
 @scenario("F48", "flipped byte in a heap page", checks=("I13",))
 async def a_page_is_broken(world: World) -> None:
-    """Whoever asks for a job on it is told, in words; all others run. PostgreSQL finds it by its checksum."""
+    """Whoever asks for a job on it is notified, in words; all others run. PostgreSQL finds it by its checksum."""
     await completed(world, await world.load.submit_many(world.load.tenant(RED), "fast", 200))
     async with world.database() as db:
         assert await db.fetchval("SHOW data_checksums") == "on"
@@ -62,8 +62,8 @@ async def a_page_is_broken(world: World) -> None:
 
 @scenario("F48b", "flipped byte in a page of jobs that wait", checks=("I13",), world=OTHERS_LOAD)
 async def a_page_of_waiting_jobs_is_broken(world: World) -> None:
-    """Whoever asks for them is told; their topic stands still, in words, and the others do not. Put right, they run."""
-    jobs = await hold(world, 150, extra={"pad": "x" * 700})  # nobody listens to them yet
+    """Whoever asks for them is notified; their topic stalls, in words, and the others do not. Put right, they run."""
+    jobs = await hold(world, 150, extra={"pad": "x" * 700})  # no one listens to them yet
     jobs.let_go()
     async with world.database() as db:
         row = await db.fetchrow(OUR_PAGE, jobs.ids)
@@ -136,7 +136,7 @@ async def _still_serves(world: World) -> None:
 
 @scenario("F58", "log pipe closed", checks=("I13",))
 async def nobody_reads_the_log(world: World) -> None:
-    """Whoever read it has gone: the server serves on, and ends in good order."""
+    """Whoever read it has gone: the server serves on, and ends in order."""
     pipe = LogPipe(world.folder)
     world.server_specs["s1"].prefix = pipe.prefix
     await world.restart("s1")

@@ -146,7 +146,7 @@ async def all_servers_are_down(world: World) -> None:
     tenant = world.load.tenant(RED)
     body, key = world.load._body(tenant, ms=5), f"down-{world.seed}"
     asked = asyncio.create_task(world.load.submit(tenant, "fast", body=body, key=key))
-    # Who has the patience is served at the first asking; who has not is told in time.
+    # A caller with a long timeout is served at its first try; one with a short timeout gets an error in time.
     patient = asyncio.create_task(world.load.submit(tenant, "fast", timeout=down + 60))
     assert await world.load.submit(tenant, "fast", timeout=2.0) is None
     assert time.monotonic() - began < 2.0 + SLOW_MACHINE
@@ -160,7 +160,7 @@ async def all_servers_are_down(world: World) -> None:
         await world.start(name)
     assert await patient is not None
     job = await asked
-    if job is None:  # it gave up while nobody was there: the same key again
+    if job is None:  # it gave up while no one was there: the same key again
         job = await world.load.submit(tenant, "fast", body=body, key=key)
     assert job is not None
     flowing = await submit(world, "fast", 3)
@@ -194,7 +194,7 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
             assert not await is_ready(address, seconds=2.0)
             old = await submit(world, "held", extra={"until": str(jobs.gate)})
             until = time.monotonic() + 2 * world.lease
-            while time.monotonic() < until:  # who is connected is served, and who is not finds nobody
+            while time.monotonic() < until:  # who is connected is served, and who is not finds no one
                 job = await world.load.submit(caller, "fast", key=f"few-{world.chance.randrange(10**9)}")
                 assert job is not None
                 await caller.hg.wait_result(job, timeout=20)
@@ -216,25 +216,25 @@ async def a_server_runs_out_of_descriptors(world: World) -> None:
 
 @scenario("F15", "server event-loop stall 5 s", checks=("I2",), world={**OTHERS_LOAD, "lease": 6.0})
 async def a_server_stands_still(world: World) -> None:
-    """Its workers go elsewhere before their leases are over: nothing lapses in masses; the stall is in the log."""
+    """Its workers go elsewhere before their leases are over: nothing expires in masses; the stall is in the log."""
     server = ArmedServer(world, "s1")
     await world.restart("s1")
     await add_worker(world, "w8", servers=["s1", "s2"], concurrency=16)
     jobs = await hold(world, 12)
     await jobs.run_at("w8")
-    lapsed = await count_events(world, EventKind.LAPSED)
+    expired = await count_events(world, EventKind.LEASE_EXPIRED)
     async with world.faulty("block s1 for 5 s"):
         await server.meets("tick.after_commit", "block:5")
         await printed(world, "s1", r"loop_lag ms=\d{4,}", within=15)
         server.disarm()
     ended = await jobs.end()
     assert {one.attempt for one in ended} == {1}, ended
-    assert await count_events(world, EventKind.LAPSED) - lapsed <= 2
+    assert await count_events(world, EventKind.LEASE_EXPIRED) - expired <= 2
 
 
 @scenario("F16", "zombie stream", checks=("I13",), world={**OTHERS_LOAD, "lease": 6.0})
 async def a_server_forgets_its_links(world: World) -> None:
-    """The transport is alive and nobody keeps its leases: the next beat is answered by the end, the worker reopens.
+    """The transport is alive and no one keeps its leases: the next beat is answered by the end, the worker reopens.
 
     One of the two cannot reopen for a moment: an operator sees it as what it is, not connected, while the kernel has
     its connection.

@@ -18,7 +18,8 @@ from headgate.wire import worker_pb2 as pb
 from tests.fault.lab.armed import EXIT_CODE
 from tests.fault.lab.armed_server import ArmedServer
 from tests.fault.lab.history import INFO, OK
-from tests.fault.lab.load import Tenant, _body_no, _new_id
+from tests.fault.lab.load import Tenant
+from tests.fault.lab.load_notes import body_no, random_id
 from tests.fault.lab.process import ROOT, environ
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.scenarios.database import work_flows
@@ -37,7 +38,7 @@ class Site:
 
 
 async def _each_dies(world: World, sites: Mapping[str, Stir | Site]) -> None:
-    """Kill s1 at each of these sites, while somebody does what leads there, past the load that may be elsewhere."""
+    """Kill s1 at each of these sites, while someone does what leads there, past the load that may be elsewhere."""
     server = ArmedServer(world, "s1")
     await world.restart("s1")
     await add_worker(world, "w8", servers=["s1"], topics=["fast", "slow"])
@@ -130,7 +131,7 @@ async def servers_die_while_they_hand_out_jobs(world: World) -> None:
 
 @scenario("F9c", "server killed at each failpoint: outcomes", checks=("I1", "I3", "I4", "I5"))
 async def servers_die_while_they_settle(world: World) -> None:
-    """Outcomes are sent again to whoever is there, and count once."""
+    """Outcomes are sent again to a server that is there, and count once."""
     sites: dict[str, Stir] = {
         "settle.before_commit": _submit_for_who_waits,
         "settle.after_commit": _submit_for_who_waits,
@@ -146,7 +147,7 @@ async def servers_die_while_they_settle(world: World) -> None:
 
 @scenario("F9d", "server killed at each failpoint: schedules, operations", checks=("I1", "I8"))
 async def servers_die_while_they_fire_and_operate(world: World) -> None:
-    """Occurrences fire once, whoever fires them; an operation goes on elsewhere."""
+    """Occurrences fire once, on whichever instance; an operation continues elsewhere."""
     sites: dict[str, Stir] = {
         "schedule.before_commit": _ask,
         "schedule.after_mark": _ask,
@@ -179,7 +180,7 @@ async def servers_die_while_they_start_or_stop(world: World) -> None:
 
 
 async def _operate(world: World, caller: Tenant) -> None:
-    """An operation that finds nothing has a chunk all the same; quieting a worker is an explicit transaction."""
+    """An operation that finds nothing has a chunk anyway; quieting a worker is an explicit transaction."""
     await caller.hg.admin.bulk.start("cancel", "topic:fatal", reason="lab")
     await caller.hg.admin.workers.resume("nobody")
 
@@ -196,10 +197,10 @@ class AtomicBatches:
     async def submit(self, world: World, caller: Tenant) -> None:
         """One more; whether it was answered or not, its ids are known."""
         bodies = [world.load._body(caller, ms=5) for _ in range(4)]
-        ids = [_new_id(world.chance) for _ in bodies]
+        ids = [random_id(world.chance) for _ in bodies]
         self.asked.append(ids)
         recorder = world.load.recorder
-        numbers = [_body_no(body) for body in bodies]
+        numbers = [body_no(body) for body in bodies]
         op = recorder.invoke("submit_many", tenant=caller.name, topic="slow", bodies=numbers)
         request = producer_pb2.SubmitBatchRequest(
             jobs=[

@@ -82,7 +82,7 @@ async def a_large_payload_on_a_narrow_link(world: World) -> None:
 
     What arrives within the time that a worker bears silence, arrives. A payload that takes two minutes does not, as the
     limits of promise 14 say: the worker takes its server for lost, comes back, and gets it again. That costs no attempt
-    and holds up nobody else; a worker with a better link runs it, once the operator has quieted this one.
+    and delays no one else; a worker with a better link runs it, once the operator has quieted this one.
     """
     async with island_worker(world, "w20", concurrency=8) as island:
         small = await hold(world, 2)
@@ -125,7 +125,7 @@ async def links_are_slow(world: World) -> None:
     await add_worker(world, "w8")
     jobs = await hold(world, 4)
     await jobs.run_at("w8")
-    lapsed = await count_events(world, EventKind.LAPSED)
+    expired = await count_events(world, EventKind.LEASE_EXPIRED)
     async with world.faulty("latency"):
         for name in ("s1", "s2"):
             world.proxies[name].worsen(latency=0.5, jitter=0.4)
@@ -136,7 +136,7 @@ async def links_are_slow(world: World) -> None:
         world.proxies[name].heal()
     ended = await jobs.end()
     assert {(one.attempt, claims(one.epoch)) for one in ended} == {(1, 1)}, ended
-    assert await count_events(world, EventKind.LAPSED) == lapsed
+    assert await count_events(world, EventKind.LEASE_EXPIRED) == expired
 
 
 @scenario("F26", "20 % packet loss", checks=("I1", "I2"), world={**PATIENT, "server_args": EVERYWHERE})
@@ -159,7 +159,7 @@ async def a_crowd_comes_back(world: World) -> None:
     groups = [
         LoggedProcess(
             f"crowd{number}",
-            # For a topic that nobody submits to: what they ran would be in no history.
+            # For a topic that no one submits to: what they ran would be in no history.
             [sys.executable, "-m", "tests.support.workers", address, str(world.folder / f"crowd{number}.starts"),
              "--workers", str(crowd // 4), "--concurrency", "1", "--topics", "deaf"],
             folder=world.folder,

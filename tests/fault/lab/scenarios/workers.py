@@ -8,7 +8,7 @@ import signal
 from headgate.domain.states import EventKind, State
 from tests.fault.lab.armed import EXIT_CODE
 from tests.fault.lab.inject.processes import Freezer, MemoryLimit
-from tests.fault.lab.proxy import CLIENT
+from tests.fault.lab.proxy_connections import CLIENT
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
@@ -40,7 +40,7 @@ async def workers_are_killed(world: World) -> None:
 
 @scenario("F2", "worker dies after work, before result", checks=("I1", "I3"))
 async def workers_die_with_their_results(world: World) -> None:
-    """The handlers have run, nobody hears of it: their attempts are counted, and others run them again."""
+    """The handlers have run, no one hears of it: their attempts are counted, and others run them again."""
     names = ("w1", "w2")
     for name in names:
         world.worker_specs[name].options["armed"] = "worker.before_result=exit@#4"
@@ -51,10 +51,10 @@ async def workers_die_with_their_results(world: World) -> None:
             return len(ended) >= 4
 
         await eventually(enough, "four workers died with results in their hands", within=30)
-        lapsed = await count_events(world, EventKind.LAPSED)
+        expired = await count_events(world, EventKind.LEASE_EXPIRED)
 
         async def counted() -> bool:
-            return await count_events(world, EventKind.LAPSED) > lapsed
+            return await count_events(world, EventKind.LEASE_EXPIRED) > expired
 
         await eventually(counted, "what they ran counts as lost")
     assert {code for _, code in ended} == {EXIT_CODE}
@@ -129,7 +129,7 @@ async def frozen_workers_wake_up_too_late(world: World) -> None:
 
 @scenario("F5", "graceful drain", checks=("I3",), world=OTHERS_LOAD)
 async def workers_drain(world: World) -> None:
-    """On SIGTERM a worker takes nothing more, finishes or hands back within its grace; that costs no attempt."""
+    """On SIGTERM a worker takes nothing more, finishes or returns within its grace; that costs no attempt."""
     await add_worker(world, "w8", concurrency=4, grace=1)
     jobs = await hold(world, 8)  # four run, the others wait at the worker or in the table
 
@@ -161,7 +161,7 @@ async def handlers_block_their_loop(world: World) -> None:
 
 @scenario("F7", "worker OOM-killed", checks=("I3",), world=OTHERS_LOAD)
 async def a_worker_runs_out_of_memory(world: World) -> None:
-    """The kernel kills it in the middle of its jobs: their leases lapse, the reason is on record, others run them."""
+    """The kernel kills it in the middle of its jobs: their leases expire, the reason is on record, others run them."""
     limit = MemoryLimit(1 << 40)
 
     async def heal_limit() -> None:
@@ -182,19 +182,19 @@ async def a_worker_runs_out_of_memory(world: World) -> None:
     world.worker_specs["w8"].options.pop("prefix")
     await world.start("w8")
     ended = await jobs.end(within=40)
-    lapsed = await count_events(world, EventKind.LAPSED, jobs.ids)
-    assert lapsed >= 1
-    assert sum(one.attempt - 1 for one in ended) == lapsed
+    expired = await count_events(world, EventKind.LEASE_EXPIRED, jobs.ids)
+    assert expired >= 1
+    assert sum(one.attempt - 1 for one in ended) == expired
     again = next(one.id for one in ended if one.attempt > 1)
-    (event,) = [one for one in await world.clients[RED].admin.jobs.events(again) if one.kind == "lapsed"]
+    (event,) = [one for one in await world.clients[RED].admin.jobs.events(again) if one.kind == "lease_expired"]
     assert event.worker.endswith(f"-{worker.pid}"), event  # who was lost, and how it was noticed, is there to read
     assert event.error_type == "LeaseExpired", event
-    assert "not heard of" in event.error_message, event
+    assert event.error_message == "the worker did not renew the lease in time", event
 
 
 @scenario("F8", "poison job kills every worker", checks=("I3", "I13"))
 async def poison_jobs_kill_their_workers(world: World) -> None:
-    """A job that kills whoever runs it is dead after its attempts; all the others flow."""
+    """A job that kills each worker that runs it is dead after its attempts; all the others flow."""
     async with supervised(world, *world.workers) as ended:
         done = world.load.done
         jobs = await submit(world, "poison", 2)

@@ -1,0 +1,118 @@
+"""Every page in both themes and three widths, filled and empty: accessible, silent, and never wider than the window."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.conftest import NARROW, NARROWEST, VIEWER, WIDE, View, viewing
+from tests.browser.routes import filled, open_paths, page_paths
+from tests.browser.seed import CANARY, Seed
+
+THEMES = ("light", "dark")
+
+
+@pytest.mark.parametrize("path", page_paths())
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_page_is_accessible_silent_and_fits(
+    browser: Browser, dev_url: str, seed: Seed, path: str, theme: str
+) -> None:
+    """The seed has markup in every field of text, and so has the query: it stays text."""
+    with viewing(browser, dev_url, theme=theme) as view:
+        answer = view.open(filled(path, seed.values))
+        assert answer is not None
+        assert answer.status == 200
+        check_text(view)
+        check_both_widths(view)
+        if theme == "dark":  # the rest does not depend on colours
+            return
+        view.check_width(NARROWEST)
+        view.expected.append("the server responded with a status of 400")
+        view.open(f"{filled(path, seed.values).partition('?')[0]}?{urlencode({'filter': CANARY, 'next': CANARY})}")
+        check_text(view)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("path", open_paths())
+def test_a_page_without_login_is_accessible_silent_and_fits(
+    browser: Browser, closed_url: str, path: str, theme: str
+) -> None:
+    with viewing(browser, closed_url, theme=theme) as view:
+        answer = view.open(f"{path}?{urlencode({'next': CANARY})}")
+        assert answer is not None
+        assert (answer.status, view.page.url.partition("?")[0]) == (200, closed_url + path)
+        check_text(view)
+        check_both_widths(view)
+        view.check_width(NARROWEST)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_pages_with_nothing_to_show_are_accessible(browser: Browser, closed_url: str, theme: str) -> None:
+    """As a viewer: what a person may not do is not offered, and nothing looks broken without it."""
+    size = NARROW if theme == "dark" else WIDE
+    with viewing(browser, closed_url, theme=theme, size=size) as view:
+        view.login(VIEWER)
+        paths = view.page.eval_on_selector_all("nav.side a", "(links) => links.map((one) => one.pathname)")
+        assert len(paths) > 5
+        for path in paths:
+            answer = view.open(path)
+            assert answer is not None
+            assert answer.status == 200, path
+            view.check_accessible()
+            view.check_width(size)
+
+
+def check_both_widths(view: View) -> None:
+    """Fail unless the page is accessible wide and narrow, and fits."""
+    view.check_accessible()
+    view.check_width(NARROW)
+    view.check_accessible()
+
+
+def check_text(view: View) -> None:
+    """Fail if text of others has become markup."""
+    assert view.page.locator("img[src='x']").count() == 0
+    assert view.page.locator("script:not([src]):not([type='application/json'])").count() == 0
+
+
+def test_an_error_page_is_accessible_and_says_what_to_do(browser: Browser, dev_url: str) -> None:
+    with viewing(browser, dev_url) as view:
+        view.expected.append("404")
+        answer = view.open("/ui/nothing-here")
+        assert answer is not None
+        assert answer.status == 404
+        assert "Not found" in view.page.inner_text("main")
+        view.check_accessible()
+        view.check_width(NARROWEST)
+
+
+def test_a_chart_that_gets_newer_data_is_not_taken_for_a_part_of_it(browser: Browser, dev_url: str, seed: Seed) -> None:
+    """Only what a visitor has chosen by dragging has a link to its jobs, and a way back."""
+    del seed
+    zoomed = "(chart) => !chart.shadowRoot.querySelector('.zoomed').hidden"
+    with viewing(browser, dev_url) as view:
+        view.open("/ui/charts")
+        chart = view.page.locator("hg-chart").first
+        chart.evaluate("async (chart) => { await customElements.whenDefined('hg-chart'); chart.plot.redraw(); }")
+        chart.evaluate(
+            """(chart) => {
+                const found = chart.read();
+                const step = found.times[1] - found.times[0];
+                found.times = found.times.map((at) => at + 3 * step);
+                chart.setAttribute("data", JSON.stringify(found));
+                return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            }"""
+        )
+        assert not chart.evaluate(zoomed)
+        chart.evaluate(
+            """(chart) => {
+                const { times } = chart.read();
+                chart.plot.setScale("x", { min: times[0] + 1, max: times[times.length - 1] });
+                return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            }"""
+        )
+        assert chart.evaluate(zoomed)
+        view.check_accessible()
+        view.check()

@@ -1,0 +1,191 @@
+"""Figures over time: from rollups, without a hole, and bounded whatever lies in the tables."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from headgate.domain.errors import NotFound
+from headgate.domain.histogram import WAITS_US
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
+from headgate.domain.states import State
+from headgate.domain.stats import FAILING_WITHIN, WINDOWS, Flows, Series, TopicLatencies, window_of
+from headgate.domain.topic_sets import TopicSet
+from headgate.store import latencies, series, upkeep
+from headgate.store.connect import Connection
+from tests.integration.reads.test_counts import busy_hour, counted
+from tests.support.explain import cost
+from tests.support.queue import Clock, Queue
+
+MINUTE = timedelta(minutes=1)
+WIDTH = len(WAITS_US) + 1
+
+
+async def read(queue: Queue, since: str = "15m", topic: str = "", topics: TopicSet | None = None) -> Series:
+    tenant = await queue.tenant_no()
+    return await series.series(queue.db, tenant, window=window_of(since), topic=topic, topics=topics)
+
+
+async def fold(db: Connection) -> None:
+    while await upkeep.fold_flows(db):
+        pass
+
+
+async def run(queue: Queue, count: int, topic: str = "mail") -> None:
+    claimed = await queue.claim(count, topic)
+    pairs = zip(claimed.ids, claimed.epochs, strict=True)
+    await queue.settle(*((job_id, epoch, Completed()) for job_id, epoch in pairs))
+
+
+async def test_a_series_shows_what_happened_in_each_minute_and_gaps_where_no_server_ran(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    start = clock.now.replace(second=30, microsecond=0)
+    for minute in range(10):
+        await clock.set(start + minute * MINUTE)
+        if minute in (4, 5):  # no server
+            continue
+        await upkeep.note_served(queue.db)
+        await upkeep.note_served(queue.db)
+        await queue.add(minute)
+        if minute == 8:
+            await run(queue, 3)
+    found = await read(queue)
+    assert len(found.intervals) == 15
+    assert [b.at - a.at for a, b in zip(found.intervals, found.intervals[1:], strict=False)] == [MINUTE] * 14
+    last = found.intervals[-10:]
+    assert [one.flows and one.flows.submitted for one in last] == [0, 1, 2, 3, None, None, 6, 7, 8, 9]
+    assert [one.depth for one in last] == [0, 1, 3, 6, None, None, 12, 19, 24, 33]
+    assert all(one.flows is None for one in found.intervals[:5]), "before the first server"
+    assert found.total == Flows(submitted=36, started=3, completed=3)
+    assert found.counts == {State.PENDING: 33, State.COMPLETED: 3}
+
+
+@pytest.mark.parametrize("since", WINDOWS)
+async def test_a_series_is_the_same_before_and_after_folding(queue: Queue, since: str) -> None:
+    await busy_hour(queue, 2)
+    before = await read(queue, since)
+    await fold(queue.db)
+    after = await read(queue, since)
+    assert _flows(after.intervals) == _flows(before.intervals)
+    assert after.counts == before.counts
+    everything: dict[State, int] = {}
+    for states in (await counted(queue.db)).values():
+        for state, n in states.items():
+            everything[state] = everything.get(state, 0) + n
+    assert after.counts == everything
+    assert after.intervals[-1].depth == everything[State.PENDING]
+
+
+def _flows(intervals: object) -> list[Flows]:
+    return [one.flows for one in intervals if one.flows is not None]  # type: ignore[attr-defined]
+
+
+async def test_the_topics_of_a_tenant_add_up_to_its_own_series(queue: Queue) -> None:
+    await queue.add(3, "mail")
+    await queue.add(4, "image")
+    await run(queue, 2, "image")
+    await fold(queue.db)
+    await queue.add(1, "image")
+    mail, image = await read(queue, topic="mail"), await read(queue, topic="image")
+    both = await read(queue)
+    assert (mail.total.submitted, image.total.submitted, both.total.submitted) == (3, 5, 8)
+    assert (mail.intervals[-1].depth, image.intervals[-1].depth, both.intervals[-1].depth) == (3, 3, 6)
+    some = await read(queue, topics=TopicSet.of("im*"))
+    assert (some.total, some.counts) == (image.total, image.counts), "a token for some topics sees those"
+    with pytest.raises(NotFound):
+        await read(queue, topic="none")
+
+
+async def test_nothing_of_other_tenants_is_in_a_series(queue: Queue) -> None:
+    await queue.add(3)
+    other = Queue(queue.db, tenant="other")
+    await other.add(5)
+    await fold(queue.db)
+    assert (await read(queue)).total.submitted == 3
+    assert (await read(other)).total.submitted == 5
+
+
+async def test_a_series_is_read_within_the_transaction_that_a_pooler_needs(queue: Queue) -> None:
+    await queue.add(3)
+    async with queue.db.transaction():
+        assert (await read(queue)).total.submitted == 3
+
+
+async def test_latencies_of_instances_add_up_and_outlive_them(queue: Queue) -> None:
+    tenant, mail = await queue.tenant_no(), (await queue.topic("mail")).no
+    image = (await queue.topic("image")).no
+    fast, slow = [0] * WIDTH, [0] * WIDTH
+    fast[2], slow[10] = 98, 2  # 2 to 5 ms; 1 to 2 s
+    for counts in (fast, slow):  # two instances
+        await latencies.record(queue.db, [(tenant, TopicLatencies(topic_no=mail, pickup=counts, run=fast))])
+    await latencies.record(queue.db, [(tenant, TopicLatencies(topic_no=image, pickup=slow, run=slow))])
+    found = await read(queue, topic="mail")
+    assert found.pickup is not None
+    assert found.run is not None
+    assert (found.pickup.count, found.run.count) == (100, 196)
+    assert 0.002 < found.pickup.p50 < 0.005
+    assert 1 < found.pickup.p99 <= 2
+    assert found.run.p99 < 0.005
+    both = await read(queue)
+    assert both.pickup is not None
+    assert both.pickup.count == 102, "all topics together"
+    latest = both.intervals[-1]
+    assert latest.pickup == both.pickup or both.intervals[-2].pickup is not None
+    assert both.intervals[0].pickup is None, "a gap where no job was started"
+
+
+async def test_what_fails_is_grouped_by_topic_and_kind_of_error(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await fail(queue, 2, "mail", "no answer from 10.0.0.7 in 15 s")
+    await clock.advance(hours=2)
+    await fail(queue, 3, "mail", "no answer from 10.0.0.8 in 30 s")
+    await fail(queue, 1, "mail", "no answer from 10.0.0.9 in 20 s", permanent=True)
+    await fail(queue, 2, "image", "disk full")
+    tenant = await queue.tenant_no()
+
+    async def failing(**more: object) -> list[tuple[str, int, str]]:
+        options = {"within": FAILING_WITHIN, "limit": 20} | more
+        found = await series.failing(queue.db, queue.names, tenant, **options)  # type: ignore[arg-type]
+        assert found.exact
+        return [(one.topic, one.count, one.title) for one in found.groups]
+
+    assert await failing() == [("mail", 4, "Boom: no answer from # in # s"), ("image", 2, "Boom: disk full")]
+    assert await failing(topic="image") == [("image", 2, "Boom: disk full")]
+    assert await failing(topics=TopicSet.of("image")) == [("image", 2, "Boom: disk full")]
+    await clock.advance(hours=2)
+    assert await failing() == [], "an hour later nothing fails any more"
+
+
+async def fail(queue: Queue, count: int, topic: str, message: str, *, permanent: bool = False) -> None:
+    await queue.add(count, topic)
+    claimed = await queue.claim(count, topic)
+    error = Failed(error=ErrorInfo(type="Boom", message=message), permanent=permanent)
+    await queue.settle(*((job_id, epoch, error) for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True)))
+
+
+async def test_figures_cost_the_same_with_few_and_many_jobs(queue: Queue) -> None:
+    tenant = await queue.tenant_no()
+
+    async def pages() -> dict[str, int]:
+        now = await queue.db.fetchval(series.NOW)
+        asked = {
+            series.FLOWS: (tenant, [0], 60, now - timedelta(hours=1)),
+            series.LATENCIES: (tenant, [0], 60, now - timedelta(hours=1)),
+            series.FAILING: (tenant, None, now - FAILING_WITHIN, 20),
+        }
+        found = {}
+        for statement, arguments in asked.items():
+            await cost(queue.db, statement, *arguments)
+            found[statement] = (await cost(queue.db, statement, *arguments)).pages
+        return found
+
+    await fail(queue, 30, "mail", "x")
+    await fold(queue.db)
+    few = await pages()
+    for _ in range(3):
+        await queue.add(1_000)
+        await fail(queue, 200, "mail", "x")
+    await fold(queue.db)
+    many = await pages()
+    assert all(many[statement] <= few[statement] + 40 for statement in few), (few, many)

@@ -1,0 +1,208 @@
+"""Limits by key: concurrency, rates, strict order, and turns between keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from headgate.domain.outcomes import Abandon, Completed, Nack, Snooze
+from headgate.domain.states import State
+from headgate.domain.topic_limits import Rate
+from headgate.store import verbs
+from headgate.store.connect import Connection
+from tests.integration.test_limits import BOOM, SECOND, limit, no_drift, states
+from tests.support import store_calls
+from tests.support.queue import Clock, Queue
+
+
+async def key_of(queue: Queue, ids: list[UUID] | tuple[UUID, ...]) -> list[str]:
+    rows = await queue.db.fetch("SELECT job_id, limit_key FROM headgate.job_limit_keys")
+    keys = dict(rows)
+    return [keys[job_id] for job_id in ids]
+
+
+async def test_a_key_never_runs_more_than_its_limit(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=2)
+    a, b = await queue.add(5, limit_key="a"), await queue.add(1, limit_key="b")
+    assert await states(queue) == {State.PENDING: 3, State.BLOCKED: 3}
+    got = await queue.claim(10)
+    assert set(got.ids) == {*a[:2], *b}
+    assert len(await queue.claim(10)) == 0
+    await queue.settle((a[1], 1, Completed()))
+    assert (await queue.claim(10)).ids == (a[2],)  # the flush that made room has freed the next
+    await no_drift(db)
+
+
+async def test_a_key_on_a_topic_without_limits_changes_nothing(db: Connection) -> None:
+    queue = Queue(db)
+    ids = await queue.add(5, limit_key="a")
+    assert (await queue.claim(10)).ids == tuple(ids)
+    await queue.settle(*((job, 1, Completed()) for job in ids))
+    await no_drift(db)
+
+
+async def test_limits_apply_to_jobs_that_were_there_before_them(db: Connection) -> None:
+    queue = Queue(db)
+    await queue.add(5, limit_key="a")
+    await limit(queue, max_running_per_key=1)
+    assert len(await queue.claim(10)) == 1  # those let in too early went back to their line
+    assert await states(queue) == {State.RUNNING: 1, State.BLOCKED: 4}
+    await no_drift(db)
+
+
+async def test_raising_or_removing_a_limit_admits_waiting_jobs(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    for number in range(30):
+        await queue.add(3, limit_key=f"k{number}")
+    assert (await states(queue))[State.PENDING] == 30
+    await limit(queue, max_running_per_key=2)
+    freed = {row[0] for row in await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(20)")}
+    assert freed == {(await queue.topic()).no}
+    assert (await states(queue))[State.PENDING] == 50  # in bounded parts
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(20)")
+    assert (await states(queue))[State.PENDING] == 60
+    await limit(queue, max_running_per_key=None)
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
+    assert await states(queue) == {State.PENDING: 90}
+    await no_drift(db)
+
+
+@pytest.mark.parametrize("outcome", [Abandon(), Nack(delay=timedelta(0), reason="later")])
+async def test_a_job_that_comes_back_at_once_goes_through_its_line(db: Connection, outcome: object) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(3, limit_key="a")
+    await queue.claim(10)
+    (answer,) = await queue.settle((ids[0], 1, outcome))  # type: ignore[arg-type]
+    assert answer.state is State.BLOCKED
+    assert (await queue.claim(10)).ids == (ids[0],)  # at its old place
+    await no_drift(db)
+
+
+async def test_cancelled_jobs_leave_their_line_and_give_their_capacity_back(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(4, limit_key="a")
+    tenant_no = await queue.tenant_no()
+    await verbs.cancel(db, tenant_no, [ids[0], ids[2]])  # one let in, one in line
+    assert (await queue.claim(10)).ids == (ids[1],)
+    await verbs.cancel(db, tenant_no, [ids[1]])
+    await queue.settle((ids[1], 1, BOOM))
+    assert (await queue.claim(10)).ids == (ids[3],)
+    await no_drift(db)
+
+
+async def test_redriven_and_due_jobs_go_into_their_line(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(2, limit_key="a", max_attempts=1)
+    (later,) = await queue.add(1, limit_key="a", delay=SECOND)
+    await queue.claim(1)
+    await queue.settle((ids[0], 1, BOOM))
+    await verbs.redrive(db, await queue.tenant_no(), [ids[0]])
+    await clock.advance(seconds=2)
+    await store_calls.promote(db)
+    assert await states(queue) == {State.PENDING: 1, State.BLOCKED: 2}
+    order = []
+    while got := (await queue.claim(10)).ids:
+        order += got
+        await queue.settle((got[0], 1 + (got[0] == ids[0]), Completed()))
+    assert order == [ids[1], ids[0], later] or order == [ids[1], later, ids[0]]
+    await no_drift(db)
+
+
+async def test_reprioritising_moves_a_job_in_its_line(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=1)
+    ids = await queue.add(4, limit_key="a")
+    await queue.claim(1)
+    await verbs.reprioritise(db, await queue.tenant_no(), [ids[3]], priority=5)
+    await queue.settle((ids[0], 1, Completed()))
+    assert (await queue.claim(10)).ids == (ids[3],)
+    await no_drift(db)
+
+
+async def test_a_key_starts_no_more_than_its_rate_allows(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, key_rate=Rate(count=10, period=SECOND, burst=2))
+    await queue.add(10, limit_key="a")
+    await queue.add(1, limit_key="b")
+    got = await queue.claim(10)
+    assert Counter(await key_of(queue, got.ids)) == {"a": 2, "b": 1}
+    ((_, at),) = got.waits
+    assert at is not None
+    assert 0.1 <= at <= 0.101
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
+    assert State.PENDING not in await states(queue)
+    await clock.advance(seconds=at)
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
+    assert len(await queue.claim(10)) == 1
+    await clock.advance(seconds=30)
+    await db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
+    assert len(await queue.claim(10)) == 2
+    await no_drift(db)
+
+
+async def test_a_key_in_strict_order_waits_for_the_one_before_to_end_for_good(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, ordered_by_key=True)
+    ids = await queue.add(3, limit_key="a", max_attempts=5)
+    assert (await queue.claim(10)).ids == (ids[0],)
+    await queue.settle((ids[0], 1, BOOM))
+    assert len(await queue.claim(10)) == 0  # it retries, and holds the key meanwhile
+    urgent = (await queue.add(1, limit_key="a", priority=10))[0]
+    assert len(await queue.claim(10)) == 0
+    await clock.advance(seconds=100)
+    await store_calls.promote(db)
+    assert (await queue.claim(10)).ids == (ids[0],)
+    await queue.settle((ids[0], 2, Snooze(delay=SECOND)))
+    assert len(await queue.claim(10)) == 0
+    await verbs.cancel(db, await queue.tenant_no(), [ids[0]])
+    for job in (urgent, *ids[1:]):
+        assert (await queue.claim(10)).ids == (job,)
+        await queue.settle((job, 1, Completed()))
+    await no_drift(db)
+
+
+async def test_keys_take_turns_however_many_jobs_each_has(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    await queue.add(1000, limit_key="big")
+    await queue.claim(1)
+    few = set(await queue.add(10, limit_key="small"))
+    seen = []
+    while few and (got := await queue.claim(5)).ids:
+        seen += await key_of(queue, got.ids)
+        few -= set(got.ids)
+    assert not few
+    assert len(seen) <= 40, seen  # not behind a thousand
+    await no_drift(db)
+
+
+async def test_many_keys_share_in_turn(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    for number in range(5):
+        await queue.add(100, limit_key=f"k{number}")
+    counts: Counter[str] = Counter()
+    for _ in range(40):
+        counts.update(await key_of(queue, (await queue.claim(5)).ids))
+        assert max(counts.values()) - min(counts[f"k{number}"] for number in range(5)) <= 11
+    assert sum(counts.values()) == 200
+    await no_drift(db)
+
+
+async def test_priority_comes_before_turns(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    await queue.add(50, limit_key="a")
+    (urgent,) = await queue.add(1, limit_key="b", priority=20)
+    assert (await queue.claim(1)).ids == (urgent,)

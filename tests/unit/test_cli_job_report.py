@@ -1,0 +1,60 @@
+"""What `headgate job get` shows of the attempts of a job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from headgate.cli.job_report import JobReport
+from headgate.domain.redaction import Redaction
+from headgate.sdk import JobInfo
+from headgate.sdk.admin import JobEvent
+from headgate.sdk.ids import new_id_maker
+
+NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+BANK = 'File "pay.py", line 7\n  raise TimeoutError("the bank did not answer")'
+CARD = 'File "pay.py", line 9\n  raise ValueError("declined")'
+
+
+def failed(attempt: int, trace: str) -> JobEvent:
+    return JobEvent(
+        at=NOON + timedelta(minutes=attempt),
+        kind="failed",
+        epoch=attempt,
+        attempt=attempt,
+        state="retrying",
+        run_at=None,
+        claimed_at=NOON,
+        worker="w-1",
+        actor="",
+        reason="",
+        error_type="Error",
+        error_message="no",
+        error_trace=trace,
+    )
+
+
+def test_an_equal_traceback_of_several_attempts_is_shown_once() -> None:
+    info = JobInfo(
+        id=new_id_maker().next_id(),
+        tenant="acme",
+        topic="pay",
+        state="dead",
+        priority=0,
+        attempt=4,
+        max_attempts=4,
+        cancel_requested=False,
+        worker="w-1",
+        created_at=NOON,
+        run_at=None,
+        claimed_at=NOON,
+        lease_until=None,
+        finished_at=NOON,
+        last_error="Error: no",
+    )
+    events = [failed(1, BANK), failed(2, CARD), failed(3, BANK), failed(4, BANK)]
+    lines = list(JobReport(info=info, events=events, redaction=Redaction()).lines(full=True))
+    text = "\n".join(lines)
+    assert text.count("the bank did not answer") == text.count("declined") == 1
+    assert "attempt 3, 2026-11-16T12:03:00Z: the same traceback as attempt 4" in lines
+    assert "attempt 1, 2026-11-16T12:01:00Z: the same traceback as attempt 4" in lines
+    assert lines.index("attempt 4, 2026-11-16T12:04:00Z:") < lines.index("attempt 2, 2026-11-16T12:02:00Z:")

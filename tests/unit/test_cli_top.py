@@ -1,0 +1,147 @@
+"""`headgate top` without a terminal: places, commands, and the lines around the table."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate.cli.dev import profile_note
+from headgate.cli.http_port import http_lines
+from headgate.cli.top import texts
+from headgate.cli.top.actions import action_of
+from headgate.cli.top.places import LISTS, Place, View, command_of, filtered, jobs_of
+from headgate.domain.bulk import DeadGroup
+from headgate.domain.errors import InvalidInput
+from headgate.domain.filter_parser import parse
+from headgate.domain.filters import Field, Glob, InvalidFilter
+from headgate.domain.topic_figures import Rates
+from headgate.ops.profiles import Profile, Profiles, profiles_file, write_profiles
+
+NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
+TOPICS = Place(view=View.TOPICS)
+
+
+def status(**fields: Any) -> Any:
+    return SimpleNamespace(
+        **{"now": NOON, "topics": (), "instances": (), "paused": (), "tenant": "shop", "rates": {}} | fields
+    )
+
+
+def topic(name: str, *, waits: float | None = None, paused: bool = False, **counts: int) -> Any:
+    since = None if waits is None else NOON - timedelta(seconds=waits)
+    return SimpleNamespace(topic=name, paused=paused, waiting_since=since, counts=counts, unhandled=False)
+
+
+def test_a_sparkline_rises_with_its_values_and_has_a_form_for_plain_terminals() -> None:
+    assert texts.sparkline([]) == ""
+    assert texts.sparkline([0, 0]) == "▁▁"
+    assert texts.sparkline([0, 1, 2, 4]) == "▁▃▅█"
+    assert texts.sparkline([0, 4], blocks=texts.PLAIN_BLOCKS) == "_#"
+    assert texts.bar(0.5, width=8) == "████░░░░"
+    assert texts.bar(7, width=4, plain=True) == "####"
+
+
+def test_lag_is_the_longest_wait_of_what_may_be_dispatched() -> None:
+    found = status(topics=(topic("a", waits=2), topic("b", waits=3600, paused=True), topic("c")))
+    assert texts.lag(found) == timedelta(seconds=2)
+    assert texts.lag(status()) == timedelta(0)
+
+
+def test_the_header_says_how_long_a_server_has_been_away() -> None:
+    heading = texts.Heading(
+        server="a:1",
+        interval=timedelta(seconds=2),
+        read_only=True,
+        status=status(instances=(1, 2)),
+        away=texts.Away(since=10.0, reason="a:1 does not answer"),
+    )
+    assert (
+        texts.header(heading, now=15.0).plain
+        == " headgate top · shop @ a:1 · a:1 does not answer, for 5.0s; trying again · read-only · every 2s · ? help "
+    )
+
+
+def test_states_are_summed_over_topics() -> None:
+    found = status(
+        topics=(topic("a", pending=1_000, dead=1), topic("b", pending=754)),
+        rates={"a": Rates(completed=39.0), "b": Rates(completed=0.94)},
+    )
+    line = texts.counts(found, [1.0, 2.0])
+    assert line.plain.startswith(
+        " PENDING 1,754   RUNNING 0   RETRYING 0   SCHEDULED 0   BLOCKED 0   DEAD 1   DONE/s 39.9 "
+    )
+
+
+def test_what_fails_is_the_group_with_the_latest_failure() -> None:
+    def group(title: str, count: int, ago: float) -> DeadGroup:
+        at = NOON - timedelta(seconds=ago)
+        return DeadGroup(
+            topic="mail", group="g", title=title, count=count, first_at=at, last_at=at, sample_id=None, sample_error=""
+        )
+
+    line = texts.failing_now([group("often\x1b[2J", 90, 600), group("just now", 2, 4)], now=NOON).plain
+    assert line == " FAILING NOW mail  just now  2×  last 4.0s ago   and 1 more"
+    assert texts.failing_now([], now=NOON).plain == " nothing fails"
+
+
+def test_a_word_alone_is_a_part_of_the_name() -> None:
+    assert filtered(View.JOBS, "mail").filter == "topic:*mail*"
+    assert filtered(View.JOBS, "").filter == ""
+    assert filtered(View.TOPICS, " mail ").filter == "mail"
+    with pytest.raises(InvalidFilter):
+        filtered(View.OPERATIONS, "state:dead")
+
+
+@pytest.mark.parametrize("name", ["mail", "a b", 'quo"te', "st*r", "back\\slash", "ünï"])
+def test_the_jobs_of_anything_are_found_by_its_very_name(name: str) -> None:
+    (term,) = parse(jobs_of(Field.TOPIC, name).filter).terms
+    assert [value.parts for value in term.values if isinstance(value, Glob)] == [(name,)]
+
+
+def test_commands_go_to_places_and_a_mistake_gets_the_nearest_word() -> None:
+    assert command_of("jobs state:dead", here=TOPICS).place == Place(view=View.JOBS, filter="state:dead")
+    assert command_of("op", here=TOPICS).place == Place(view=View.OPERATIONS)
+    assert command_of("filter mail", here=TOPICS).place == Place(view=View.TOPICS, filter="mail")
+    assert command_of("interval 5s", here=TOPICS).argument == "5s"
+    assert command_of("q", here=TOPICS).word == "quit"
+    with pytest.raises(InvalidInput, match='did you mean "schedules"'):
+        command_of("shedules", here=TOPICS)
+
+
+def test_every_place_has_keys_and_each_key_that_is_named_does_something() -> None:
+    item = SimpleNamespace(
+        topic="t", id="i", state="dead", worker="w", quiet=False, name="n", paused=False, count=1, title="e", group="g"
+    )
+    for view in View:
+        named = {part[0] for part in texts.KEYS[view].split("   ") if part[:2] in ("r ", "c ", "p ")}
+        does = {key for key in "rcp" if action_of(key, Place(view=view), item, status()) is not None}
+        assert named == does, view
+    assert len(LISTS) == 6
+
+
+def test_a_server_prints_the_address_of_its_dashboard() -> None:
+    assert http_lines(host="::1", port=7071, tls=True, dashboard=True) == [
+        "REST API on https://[::1]:7071",
+        "dashboard on https://[::1]:7071",
+    ]
+    assert http_lines(host="::1", port=7071, tls=True, dashboard=False) == ["REST API on https://[::1]:7071"]
+
+
+def test_a_developer_is_told_that_a_profile_leads_commands_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("HEADGATE_URL", raising=False)
+    monkeypatch.delenv("HEADGATE_PROFILE", raising=False)
+    assert profile_note("127.0.0.1:7070") == []
+    file = profiles_file({"XDG_CONFIG_HOME": str(tmp_path)})
+    write_profiles(file, Profiles().saved("prod", Profile(url="queue.example:7070")))
+    (line,) = profile_note("127.0.0.1:7070")
+    assert line.startswith("  profile    prod is in use, so commands call queue.example:7070; for this server: ")
+    assert line.endswith(": export HEADGATE_URL=127.0.0.1:7070")
+    monkeypatch.setenv("HEADGATE_URL", "127.0.0.1:7070")
+    assert profile_note("127.0.0.1:7070") == []

@@ -1,0 +1,49 @@
+"""What requests over HTTP keep in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from headgate.api.http.auth import Admission, Guard
+from headgate.api.http.request import ApiRequest
+from headgate.control.auth import AllowAll
+from headgate.control.failed_logins import FailedLogins
+from headgate.control.permissions import RULES
+from headgate.control.rate_limits import RateLimits
+from headgate.domain.identity import Identity, Scope
+
+CALLER = Identity(tenant="acme", subject="ana", scopes=frozenset(Scope))
+
+
+async def test_a_request_keeps_the_size_of_its_body_and_not_the_body() -> None:
+    raw = bytes(str(["x"] * 1_000), "ascii").replace(b"'", b'"')
+    referred = sys.getrefcount(raw)
+    rule = next(rule for rule in RULES.values() if rule.max_bytes > len(raw))
+    scope: Any = {
+        "type": "http",
+        "headers": [(b"content-type", b"application/json")],
+        "auth": Admission(AllowAll(), rule, asyncio.Semaphore()),
+        "user": CALLER,
+        "route_handler": SimpleNamespace(parsed_data_field=SimpleNamespace(annotation=list[str])),
+    }
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    request = ApiRequest(scope, receive)
+    assert len(await request.body()) == len(raw)
+    assert len(await request.json()) == 1_000
+    assert request.size == len(raw)
+    assert sys.getrefcount(raw) == referred
+
+
+def test_the_bound_of_bodies_holds_however_many_credentials_there_are() -> None:
+    guard = Guard(AllowAll(), {}, FailedLogins(), RateLimits())
+    ours = guard._bodies_of("ours")
+    for number in range(25_000):
+        guard._bodies_of(str(number))
+    assert guard._bodies_of("ours") is ours
+    assert len(guard._bodies) == 1, "without a request, nothing is kept"
