@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -119,12 +122,14 @@ async def play(stage: Stage, view: View, load: Load) -> Verdict | None:
     killing = asyncio.create_task(kill_all(stage, view, began, load.seconds), name="kill")
     try:
         while time.monotonic() < give_up:
+            # Before the snapshot: one that was taken before the last submit does not show its job.
+            over = sending.done() and killing.done()
             snapshot = await reader.snapshot(load.reports)
             view.show(snapshot, len(load.acknowledged))
             for task in (sending, killing):
                 if task.done():
                     task.result()  # an error in it ends the demo
-            if sending.done() and killing.done() and snapshot is not None and not snapshot.total(final=False):
+            if over and snapshot is not None and not snapshot.total(final=False):
                 return await reader.verdict(load.acknowledged)
             await asyncio.sleep(0.15)
         return None
@@ -169,6 +174,7 @@ def set_up(stage: Stage, say: Callable[..., None]) -> None:
     asyncio.run(stage.prepare())
     pid = stage.start_server()
     say(f"  server ready on {stage.address} (pid {pid})")
+    say(f"  dashboard on {stage.dashboard} while this runs", style="bold")
     for number in (1, 2):
         say(f"  worker {number} started (pid {stage.start_worker(number)})")
     say(
@@ -176,19 +182,32 @@ def set_up(stage: Stage, say: Callable[..., None]) -> None:
     )
 
 
-def summary(say: Callable[..., None], verdict: Verdict | None) -> int:
+def stay_open(stage: Stage, say: Callable[..., None]) -> None:
+    """Leave the server and its dashboard running until Ctrl-C, or SIGTERM."""
+    say(f"\nThe dashboard stays open on {stage.dashboard}, and the server on {stage.address}. Ctrl-C ends both.")
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has started this in the background
+        signal.signal(number, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def summary(say: Callable[..., None], verdict: Verdict | None, *, next_steps: bool = True) -> int:
     """Print the verdict; returns the exit code."""
     if verdict is None:
         say(f"\njobs were still live {END_SECONDS:.0f} s after the last submit", style="bold red")
         return 1
     holds = verdict.holds(cards=CARDS)
     say(
-        f"\n{verdict.failed} attempts failed and {verdict.lapsed} ended with their worker; all were tried again. "
+        f"\n{verdict.failed} attempts failed and {verdict.expired} ended with their worker; all were tried again. "
         f"The {CARDS} cards that are always declined are dead letters."
     )
     say("Counted in the database, from the rows of Headgate and of the handlers:")
     say(str(verdict), style="bold green" if holds else "bold red")
-    say("\nNext: `make dev` for a server of your own, and README.md for your first handler.")
+    if next_steps:
+        say(
+            "\nNext: `make demo KEEP=1` to look around in the dashboard, `make dev` for a server of your own, "
+            "README.md for your first handler."
+        )
     return 0 if holds else 1
 
 
@@ -196,7 +215,8 @@ def main() -> int:
     """Set up, play, clean up. The exit code is 0 if nothing was lost."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--seconds", type=float, default=LOAD_SECONDS, help="how long jobs are submitted")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--keep", action="store_true", help="leave the server and its dashboard open until Ctrl-C")
+    given = parser.parse_args()
     console = Console()
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     stage = Stage()
@@ -204,8 +224,11 @@ def main() -> int:
         set_up(stage, say)
         os.environ["HEADGATE_URL"] = stage.address
         with View(console) as view:
-            verdict = asyncio.run(play(stage, view, Load(seconds=seconds)))
-        return summary(say, verdict)
+            verdict = asyncio.run(play(stage, view, Load(seconds=given.seconds)))
+        code = summary(say, verdict, next_steps=not given.keep)
+        if given.keep:
+            stay_open(stage, say)
+        return code
     except KeyboardInterrupt:
         return 130
     finally:

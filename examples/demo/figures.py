@@ -28,7 +28,8 @@ SELECT count(*) AS submitted,
        count(*) FILTER (WHERE a.state = 6 /* dead */) AS dead
   FROM unnest($1::uuid[]) AS k (id) LEFT JOIN headgate.archive a USING (id) LEFT JOIN runs r ON r.job_id = k.id"""
 _ATTEMPTS: Final = """
-SELECT count(*) FILTER (WHERE kind = 1 /* failed */) AS failed, count(*) FILTER (WHERE kind = 3 /* lapsed */) AS lapsed
+SELECT count(*) FILTER (WHERE kind = 1 /* failed */) AS failed,
+       count(*) FILTER (WHERE kind = 3 /* lease_expired */) AS expired
   FROM headgate.job_events"""
 
 
@@ -63,7 +64,7 @@ class Verdict:
     twice: int
     dead: int
     failed: int
-    lapsed: int
+    expired: int
 
     def holds(self, *, cards: int) -> bool:
         """True if no acknowledged job was lost, and nothing became a dead letter but the cards."""

@@ -42,6 +42,7 @@ class Stage:
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         self.address = ""
+        self.dashboard = ""
 
     # --- PostgreSQL --------------------------------------------------------------------------------------------------
 
@@ -86,16 +87,19 @@ class Stage:
     # --- server ------------------------------------------------------------------------------------------------------
 
     def start_server(self) -> int:
-        """Start it, on the same port as before, and wait until it is ready; returns its process id."""
+        """Start it, on the same ports as before, and wait until it is ready; returns its process id."""
         port = self.address.rpartition(":")[2] or str(free_port())
+        http_port = self.dashboard.rpartition(":")[2] or str(free_port())
         spans = ("--lease", str(LEASE_SECONDS), "--reconnect-grace", str(GRACE_SECONDS), "--grace", "3")
         log = self.folder / "server.log"
         before = log.stat().st_size if log.exists() else 0
-        self._server = self._start(log, "serve", "--dev", "--port", port, *spans)
+        self._server = self._start(log, "serve", "--dev", "--port", port, "--http-port", http_port, *spans)
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self._server.poll() is None:
             for line in log.read_bytes()[before:].decode(errors="replace").splitlines():
-                if " ready on " in line:
+                if line.startswith("dashboard on "):
+                    self.dashboard = line.rpartition(" ")[2]
+                if line.startswith("headgate ") and " ready on " in line:
                     self.address = line.rpartition(" ")[2]
                     return self._server.pid
             time.sleep(0.02)
@@ -149,7 +153,7 @@ class Stage:
 
 
 def free_port() -> int:
-    """A port that the system gives to nobody else while the server is down: below the range it picks from."""
+    """A port that the system gives to no one else while the server is down: below the range it picks from."""
     for port in random.sample(range(20_000, 30_000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))

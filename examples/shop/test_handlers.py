@@ -62,7 +62,7 @@ async def test_no_driver_costs_no_attempt(box: Box) -> None:
     assert (box.job(ship).state, box.job(ship).attempt) == ("scheduled", 0)
 
 
-async def test_the_search_engine_is_told_once(box: Box) -> None:
+async def test_the_search_engine_is_notified_once(box: Box) -> None:
     unique = Unique(key="book", on_conflict="reschedule", debounce_max=timedelta(seconds=5))
     for _ in range(3):
         await jobs.refresh_search.with_options(unique=unique, delay=0.5).submit("book")
