@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply check-pyright format screens wire lock clean requirements explain job-path catalogue fuzz faults \
-        mutants failover overload soak bench bench-record bench-long bench-peers bench-docs
+# Without bytecode every process compiles all it imports again: servers and workers of tests are processes.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply check-pyright format screens configuration wire lock clean browser screenshots requirements explain job-path catalogue fuzz faults \
+        mutants openapi api-check failover overload soak pages bench bench-record bench-overhead bench-long bench-peers bench-docs
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,23 +21,30 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python tools/install.py
 	@touch $@
 
-demo: $(READY) ## a few thousand jobs while a worker, the server and PostgreSQL are killed; counts what was lost
-	@$(BIN)/python -m examples.demo
+# Once for a clone: each of the processes of `make test` would compile the same modules and tests.
+$(COMPILED): $(READY)
+	@$(BIN)/python -m compileall -q -j 2 src
+	@$(BIN)/python -m pytest --collect-only -qq tests/integration > /dev/null & \
+	 $(BIN)/python -m pytest --collect-only -qq --ignore tests/integration > /dev/null; wait
+	@touch $@
+
+demo: $(READY) ## a few thousand jobs while a worker, the server and PostgreSQL are killed, with a dashboard; KEEP=1 leaves it open
+	@$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
 
 dev: $(READY) ## run an embedded PostgreSQL and a server until Ctrl-C
 	@$(BIN)/headgate dev
 
-test: $(READY) ## run all tests: rules, store, dispatch, SDK, CLI, real servers and workers, kill -9, outages, drains
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(COMPILED) ## run all tests: rules, store, dispatch, SDK, CLI, real servers and workers, kill -9, outages, drains
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-test-record: $(READY) ## the same, and record the duration of each file for the order of later runs: tests/seconds.json
-	@RECORD_SECONDS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test-record: $(COMPILED) ## the same, and record the duration of each file for the order of later runs: tests/seconds.json
+	@RECORD_SECONDS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 model: $(READY) ## search for a sequence of verbs in which the store and its model differ: EXAMPLES=2000
 	@HEADGATE_MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest -q tests/property/test_store_model.py
 
-test-e2e: $(READY) ## only the tests with real server and worker processes
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault
+test-e2e: $(COMPILED) ## only the tests with real server and worker processes
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault
 
 failover: $(READY) ## Patroni, PgBouncer and backups under load, with a verdict; as root, installs Debian packages
 	@$(BIN)/python -m tests.failover $(PARTS)
@@ -51,8 +62,25 @@ fuzz: $(READY) ## send invalid bytes for MINUTES=5 from SEED=1 to every call of 
 catalogue: $(READY) ## list the cases of invalid input, by tested interface
 	@$(BIN)/python -m tests.catalogue
 
-screens: $(READY) ## write the terminal screens of docs/reference/cli.md
+openapi: $(READY) ## write docs/reference/openapi.json from the routes of the REST API
+	@$(BIN)/python -m tools.openapi
+
+api-check: $(READY) ## generated requests for every operation of the OpenAPI document, against a real server; about five minutes
+	@$(BIN)/python -m tests.api_check
+
+browser: $(READY) ## the dashboard in a real browser: accessible, silent, all journeys; installs chromium if it is missing
+	@$(BIN)/python -m tools.chromium
+	@$(BIN)/python -m pytest -q -n0 tests/browser
+
+screenshots: $(READY) ## write pictures of all pages to docs/images
+	@$(BIN)/python -m tools.chromium
+	@$(BIN)/python -m pytest -q -n0 tests/browser/write_screenshots.py
+
+screens: $(READY) ## write the terminal screens of docs/reference/cli.md and docs/howto/terminal.md
 	$(BIN)/python -m tests.support.cli_screens
+
+configuration: $(READY) ## write the tables of docs/reference/configuration.md
+	@$(BIN)/python -m tests.support.configuration_page
 
 wire: $(READY) ## generate src/headgate/wire from proto/
 	@$(BIN)/python tools/generate_wire.py
@@ -66,6 +94,12 @@ bench: $(READY) ## measure speed; nothing else may run on the machine
 bench-record: $(READY) ## record the cost limits per job for `make test`: tests/bench/recorded.json
 	@BENCH_RECORD=1 $(BIN)/python -m pytest -q tests/bench
 	@cat tests/bench/recorded.json
+
+bench-overhead: $(READY) ## cost of API keys, tenants and metrics against none of it, in one interleaved run; nothing else may run
+	@$(BIN)/python -m bench.overhead
+
+pages: $(READY) ## every page of the dashboard with 5 million stored jobs and 200,000 due: at most 300 ms each; about four minutes
+	@$(BIN)/python -m bench.pages
 
 overload: $(READY) ## three times the capacity of this machine, for SECONDS: goodput, refusals, memory, recovery
 	@$(BIN)/python -m bench.overload --seconds $(or $(SECONDS),120)

@@ -2,14 +2,17 @@
 
     python -m tools.job_path [DATABASE_URL]      without one, on an embedded PostgreSQL in a temporary folder
 
-One process runs a real server, a producer and a worker over real sockets. The worker waits, the producer submits a job
-and waits for its result; that is done many times, one job after the other, after some that are not counted.
+One process runs a real server, a producer and a worker over real sockets. The worker waits, the producer submits a job,
+and asks for its result once the job is in the archive; that is done many times, one job after the other, after some
+that are not counted. The next one is submitted when the server has looked for more jobs and waits for it. So the count
+does not depend on how busy the machine is.
 
 The rule. A function is on the path if most of the jobs run a line of it between the submit and the result, in any
 thread. It is counted once, however often it runs. Counted are functions, methods, properties, nested functions and
 lambdas that are defined in src/headgate; not what is generated (wire/, the methods of data classes), comprehensions,
 which are part of their function, and the handler itself. Left out are the calls of tasks that also call functions of
-ours while the system is idle (ticks, renewals, health and so on): they run whether there is a job or not.
+ours while the system is idle (ticks, renewals, health and so on): they run whether there is a job or not; and the
+claimer's look for more jobs after this one.
 
 Of these, *steps* are the functions that call another function on the path: they pass the job on. The others, marked
 with a dot, only check, look up or convert something.
@@ -33,13 +36,16 @@ from typing import Any, Final
 import headgate
 from headgate import Headgate, embedded
 from headgate.server import Server, ServerOptions
-from headgate.store.connect import connect
+from headgate.store.connect import Connection, connect
 from headgate.store.migrate import migrate
 
 OURS: Final = Path(headgate.__file__).parent
 WARM_UP, JOBS = 20, 41
 IDLE_SECONDS: Final = 3.0
 """Longer than the second between two ticks, presence reports and so on."""
+ARCHIVED: Final = "SELECT EXISTS (SELECT FROM headgate.archive WHERE id = $1)"
+CLAIMER: Final = "claims"
+"""The task that looks for more jobs."""
 Function = tuple[str, str]
 """The file, relative to src/headgate, and the qualified name."""
 Call = tuple[str, Function, Function | None]
@@ -68,7 +74,7 @@ class Calls:
         found = self._found  # another thread may end the recording at any time
         if found is None or (function := self._function(frame.f_code)) is None:
             return None
-        # A line is run: a coroutine that is only resumed because what it awaits goes on has none.
+        # A line is run: a coroutine that is only resumed because what it awaits continues has none.
         if event == "line":
             caller = frame.f_back
             while caller is not None and self._function(caller.f_code) is None:
@@ -100,7 +106,7 @@ def _task_name() -> str:
     return "" if task is None else task.get_name()
 
 
-async def path_of_a_job(database_url: str) -> tuple[set[Function], set[Function]]:
+async def path_of_a_job(database_url: str, db: Connection) -> tuple[set[Function], set[Function]]:
     """The functions on the path, and those of them that are steps."""
     calls = Calls()
     threading.settrace(calls.trace)
@@ -115,19 +121,29 @@ async def path_of_a_job(database_url: str) -> tuple[set[Function], set[Function]
 
         async def one_job() -> None:
             job = await echo.submit("x")
+            async with asyncio.timeout(30):
+                while not await db.fetchval(ARCHIVED, job.id):  # noqa: ASYNC110 - it waits for a row
+                    await asyncio.sleep(0.001)
             assert await job.result(timeout=30) == "x"
+
+        async def until_idle() -> None:
+            async with asyncio.timeout(30):
+                while any(demand.busy for demand in server.demands):  # noqa: ASYNC110 - it waits for the state of the server
+                    await asyncio.sleep(0.001)
 
         worker = hg.worker(concurrency=1)
         working = asyncio.create_task(worker.run(), name="worker")
         try:
             for _ in range(WARM_UP):
                 await one_job()
+                await until_idle()
             with calls.recorded() as idle:
                 await asyncio.sleep(IDLE_SECONDS)
-            background = {task for task, _, _ in idle if task}
+            background = {task for task, _, _ in idle if task} | {CLAIMER}
             counts: Counter[Function] = Counter()
             callers: set[tuple[Function, Function | None]] = set()
             for _ in range(JOBS):
+                await until_idle()
                 with calls.recorded() as found:
                     await one_job()
                 calls_of_job = {(function, caller) for task, function, caller in found if task not in background}
@@ -147,9 +163,9 @@ async def _run(database_url: str) -> None:
     db = await connect(database_url, application_name="headgate job path")
     try:
         await migrate(db)
+        path, steps = await path_of_a_job(database_url, db)
     finally:
         await db.close()
-    path, steps = await path_of_a_job(database_url)
     files = Counter(file for file, _ in path)
     for file, count in sorted(files.items()):
         print(f"{file}: {count}")
