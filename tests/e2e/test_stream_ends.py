@@ -134,8 +134,12 @@ def frozen(backend: int) -> Iterator[None]:
 async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
     wire: Wire, rows: asyncpg.Connection[asyncpg.Record], topic: str
 ) -> None:
+    async def withdrawn() -> bool:
+        found = (await wire.call("ListWorkers", admin_pb2.ListWorkersRequest())).workers
+        return [worker.credit for worker in found if worker.worker == "closes"] == [0]
+
     await wire.submit_many(topic, [b""] * 3)
-    async with wire.worker() as session:
+    async with wire.worker("closes") as session:
         await session.ready(9, topic)
         before, one, two = await session.take(3)
         assert await session.complete(before) == {}  # so there is a connection for outcomes
@@ -144,6 +148,8 @@ async def test_who_closes_its_half_still_gets_the_receipts_of_what_it_said(
                 outcomes = worker_pb2.Outcomes(seq=seq, ids=[job.id], epochs=[job.epoch])
                 await session.send(worker_pb2.WorkerFrame(outcomes=outcomes))
             await session.done_writing()
+            # A job that is claimed for it at this very moment is given back by the connection that is frozen.
+            await until_async(withdrawn, "the server has read the end of its half")
             late = await wire.submit(topic)  # it had credit for more, and is not there for it
             async with wire.worker() as other:
                 await other.ready(1, topic)
