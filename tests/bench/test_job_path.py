@@ -26,7 +26,7 @@ release and tally of writes), the ids of requests (request_id_in, is_request_id)
 tenant (as_tenant, use_as), rules of topics (defaults_of, lease_ms_of, time_limit_ms, checks_payloads), encryption and
 spans (_completed, _submit). Lower these after a change that helps."""
 WALK_FUNCTIONS, WALK_FILES = 45, 20
-"""What issue 12 asks for."""
+"""What a reader can keep in mind."""
 
 
 @pytest.fixture(scope="module")
