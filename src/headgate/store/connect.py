@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import asyncpg
 
 from headgate.domain.errors import InvalidInput, StoreUnavailable
+from headgate.store import array_types
 from headgate.store.errors import DRIVER_ERRORS, translate
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -140,7 +141,7 @@ async def _open(dsn: str, **options: Any) -> Connection:
 
 
 async def _open_one(dsn: str, *, look: bool, **options: Any) -> Connection:
-    connection: Connection = await asyncpg.connect(dsn, **options)
+    connection: Connection = await asyncpg.connect(dsn, connection_class=array_types.Connection, **options)
     _watch_socket(connection)
     if not look:
         return connection
