@@ -26,6 +26,7 @@ from tests.support.queue import Clock, Queue, new_id
 
 BOOM = Failed(error=ErrorInfo(type="E", message="boom"))
 SECOND = timedelta(seconds=1)
+WAITS = "SELECT cardinality(pg_catalog.pg_blocking_pids($1)) > 0"
 
 
 async def limit(queue: Queue, name: str = "mail", **changes: object) -> None:
@@ -168,6 +169,49 @@ async def test_a_bucket_refills_after_a_step_back_of_the_clock(
     finally:
         await store.close()
     await no_drift(db)
+
+
+SLOW_CLOCK = """
+CREATE OR REPLACE FUNCTION headgate.clock_v1() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $$
+DECLARE v_read timestamptz := pg_catalog.clock_timestamp();
+BEGIN
+    IF pg_catalog.current_setting('application_name') = 'slow' THEN
+        PERFORM pg_catalog.pg_advisory_lock_shared(7);
+    END IF;
+    RETURN v_read;
+END $$"""
+
+
+@pytest.mark.req("F50")
+async def test_a_bucket_charged_while_the_clock_is_read_gets_no_tokens_twice(database: str, db: Connection) -> None:
+    """A server looks at its first tick whether the clock went back. Between its look at the clock and at the bucket, a
+    claim charges the bucket: that is no step back."""
+    queue = Queue(db)
+    await limit(queue, rate=Rate(count=10, period=SECOND, burst=3))
+    await queue.add(1)
+    assert len(await queue.claim(1)) == 1
+    await db.execute(SLOW_CLOCK)
+    for _ in range(50):  # it waits for a lock for a tenth of a second only
+        async with asyncio.timeout(30):
+            slow = await connect(database, application_name="slow")
+            await db.execute("SELECT pg_advisory_lock(7)")
+            looking = asyncio.create_task(slow.fetchval("SELECT headgate.rewind_limits_v1()"))
+            while not looking.done() and not await db.fetchval(WAITS, slow.get_server_pid()):
+                await asyncio.sleep(0)
+            charged = await db.fetchval(
+                "UPDATE headgate.limit_usage SET refilled_at = headgate.clock_v1() RETURNING refilled_at"
+            )
+            await db.execute("SELECT pg_advisory_unlock(7)")
+            try:
+                assert await looking == 0
+                break
+            except asyncpg.LockNotAvailableError:
+                continue
+            finally:
+                await slow.close()
+    else:
+        raise AssertionError("it never waited")
+    assert await db.fetchval("SELECT refilled_at FROM headgate.limit_usage") == charged
 
 
 # ---------------------------------------------------------------- backlog
