@@ -29,7 +29,8 @@ from headgate import Headgate
 from headgate.cli.top import app as top
 from headgate.cli.top import texts
 from headgate.cli.top.app import TopApp
-from headgate.cli.top.places import View
+from headgate.cli.top.places import Place, View
+from headgate.cli.top.reading import Snapshot
 from headgate.domain.redaction import Redaction
 from headgate.sdk.connection import Connection
 from tests.support.database import Server
@@ -344,6 +345,32 @@ async def test_a_read_begins_only_after_the_one_before_has_ended(
         await seen.press("2", "3", "1")
         await seen.shows(r"\[1\]Topics", "db ok")
     assert most == 1
+
+
+async def test_an_answer_that_comes_while_it_quits_is_not_shown(
+    hg: Headgate, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Textual removes what is on the screen before it ends the tasks of the application."""
+    asked, empty = asyncio.Event(), asyncio.Event()
+    async with opened(hg, server) as seen:
+        answer, close_screens = seen.app.snapshot, seen.app._close_all
+
+        async def late(place: Place) -> Snapshot | None:
+            asked.set()
+            await empty.wait()
+            return answer
+
+        async def close() -> None:
+            await close_screens()
+            empty.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(seen.app._reader, "read", late)
+        monkeypatch.setattr(seen.app, "_close_all", close)
+        async with asyncio.timeout(60):
+            await asked.wait()
+    assert seen.app._exception is None
 
 
 async def test_an_absent_server_is_named_and_its_return_is_seen(

@@ -132,7 +132,7 @@ class TopApp(App[None]):
                 pause = RETRY_SECONDS
             else:
                 self._away = None
-                if place == self.place:  # else the user has gone elsewhere meanwhile
+                if place == self.place and self.is_running:  # else the user has gone elsewhere meanwhile
                     self.snapshot = snapshot
                     self._show(snapshot)
             finally:
@@ -156,6 +156,8 @@ class TopApp(App[None]):
         return self.screen_stack[0].query_one(f"#{name}", Static)
 
     def _show_header(self) -> None:
+        if not self.is_running:  # it quits: its lines are removed before its timer and its task end
+            return
         heading = texts.Heading(
             server=self._server,
             interval=self._interval,
