@@ -30,9 +30,6 @@ from tests.support.queue import Clock
 from tests.support.server import HEADGATE
 from tests.support.wire import Wire, failed, nack
 
-# Pages are imported here in the process of the tests, where warnings are errors.
-pytestmark = pytest.mark.filterwarnings("default::litestar.exceptions.base_exceptions.LitestarDeprecationWarning")
-
 
 @pytest.fixture
 async def servers(database: str) -> AsyncIterator[list[Server]]:

@@ -20,8 +20,6 @@ from headgate.store import lane, listing
 from headgate.store.connect import Connection, connect
 from tests.support.wire import Wire, failed
 
-# Pages are imported here in the process of the tests, where warnings are errors.
-pytestmark = pytest.mark.filterwarnings("default::litestar.exceptions.base_exceptions.LitestarDeprecationWarning")
 STATEMENTS_MAX = 20
 """Of one page. The overview makes most of them: it joins what six use cases know."""
 FUNCTIONS = Path(lane.__file__).parent / "functions"

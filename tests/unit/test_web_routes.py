@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
+from typing import Any, cast
 
 from litestar.handlers import HTTPRouteHandler
 
 from headgate.api.http.app import ROUTES
 from headgate.api.http.auth import OPEN, RULE
 from headgate.control.permissions import RULES
+from headgate.web.app import new_app
 from headgate.web.navigation import ITEMS
 from headgate.web.pages import all_routes
 from headgate.web.routing import PREFIX, rule_of
@@ -39,3 +42,7 @@ def test_the_menu_names_rules_and_letters_of_its_own() -> None:
 
 def test_every_page_says_what_it_is_for() -> None:
     assert [route for route in all_routes() if not inspect.getdoc(route.fn)] == []
+
+
+def test_every_page_declares_its_parameters_without_a_warning() -> None:
+    new_app(cast("Any", SimpleNamespace(version="1", instance="one", validator=None)))  # warnings are errors

@@ -9,6 +9,7 @@ from litestar import Litestar, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from headgate.api.http.auth import OPEN
@@ -63,7 +64,7 @@ def new_app(cases: UseCases) -> ASGIApp:
 
 
 @open_page("/{rest:path}")
-async def unknown_page(request: PageRequest, rest: str) -> Html:
+async def unknown_page(request: PageRequest, rest: FromPath[str]) -> Html:
     """Every other path."""
     del rest
     raise UnknownRoute(request.path)

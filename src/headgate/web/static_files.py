@@ -10,14 +10,16 @@ import gzip
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from litestar import Response
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 
 from headgate.api.http.auth import OPEN
 from headgate.api.http.edge import SLASH
 from headgate.api.http.problems import UnknownRoute
+from headgate.api.http.request import ApiRequest
 from headgate.web.routing import PREFIX
 
 ROOT: Final = Path(__file__).parent / "static"
@@ -74,7 +76,7 @@ class StaticFiles:
 def static_route(files: StaticFiles) -> HTTPRouteHandler:
     """The route of all files."""
 
-    async def static_file(request: Any, version: str, name: str) -> Response[bytes]:
+    async def static_file(request: ApiRequest, version: FromPath[str], name: FromPath[str]) -> Response[bytes]:
         return files.response(version, name.replace(SLASH, "/").lstrip("/"), request.headers.get("accept-encoding", ""))
 
     return HTTPRouteHandler(

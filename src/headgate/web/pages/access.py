@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from litestar.params import FromPath, FromQuery
+
 from headgate.domain.api_keys import OVERLAP_DEFAULT
 from headgate.domain.identity import Scope
 from headgate.web.rendering import url
@@ -22,7 +24,12 @@ SCOPES: Final = (
 
 
 @page("/access", uses="KeyService/ListKeys")
-async def access(request: PageRequest, after: str = "", sessions_after: str = "", revoked: bool = False) -> Html:
+async def access(
+    request: PageRequest,
+    after: FromQuery[str] = "",
+    sessions_after: FromQuery[str] = "",
+    revoked: FromQuery[bool] = False,
+) -> Html:
     """Keys and sessions of the tenant, each with pages of its own."""
     keys, next_key = await request.cases.keys.page(request.caller, revoked=revoked, after=after, limit=ROWS)
     sessions, next_session = await request.cases.web_sessions.page(request.caller, after=sessions_after, limit=ROWS)
@@ -58,7 +65,7 @@ async def create_key(request: PageRequest) -> Html:
 
 
 @action("/access/keys/{key_id:str}/rotate", uses="KeyService/RotateKey", confirm=True)
-async def rotate_key(request: PageRequest, key_id: str) -> Html:
+async def rotate_key(request: PageRequest, key_id: FromPath[str]) -> Html:
     """Give a key a new secret, and show it once. The old one works until the overlap is over."""
     overlap = request.fields.duration("overlap")
     view, key = await request.cases.keys.rotate(
@@ -71,14 +78,14 @@ async def rotate_key(request: PageRequest, key_id: str) -> Html:
 
 
 @action("/access/keys/{key_id:str}/revoke", uses="KeyService/RevokeKey", confirm=True)
-async def revoke_key(request: PageRequest, key_id: str) -> Html:
+async def revoke_key(request: PageRequest, key_id: FromPath[str]) -> Html:
     """End a key."""
     view = await request.cases.keys.revoke(request.caller, key_id, reason=request.fields.text("reason"))
     return request.done(f'Key "{view.name}" is revoked. What it has open ends within 5 s.', to=url("access"))
 
 
 @action("/access/sessions/{session_id:str}/revoke", uses="KeyService/RevokeSession", confirm=True)
-async def revoke_session(request: PageRequest, session_id: str) -> Html:
+async def revoke_session(request: PageRequest, session_id: FromPath[str]) -> Html:
     """End the session of a browser."""
     ended = await request.cases.web_sessions.revoke(request.caller, session_id, reason=request.fields.text("reason"))
     return request.done(f"A session of {ended.subject} has ended.", to=url("access"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
-from litestar.params import QueryParameter
+from litestar.params import FromQuery, QueryParameter
 
 from headgate.domain.units import duration
 from headgate.domain.views import AuditFilter, AuditView
@@ -25,11 +25,11 @@ _LONGEST: Final = timedelta(days=3650)
 @page("/audit", uses="AdminService/ListAudit")
 async def list_audit(
     request: PageRequest,
-    actor: str = "",
-    verb: str = "",
-    target: str = "",
-    since: str = "",
-    until: str = "",
+    actor: FromQuery[str] = "",
+    verb: FromQuery[str] = "",
+    target: FromQuery[str] = "",
+    since: FromQuery[str] = "",
+    until: FromQuery[str] = "",
     before: Annotated[int | None, QueryParameter(ge=1, le=2**63 - 1)] = None,
 ) -> Html:
     """Entries that match, newest first."""

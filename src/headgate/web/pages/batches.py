@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
+from litestar.params import FromPath, FromQuery
+
 from headgate.domain.batch_graph import MEMBERS_MAX
 from headgate.web.batch_layout import HEIGHT, WIDTH, layout_of
 from headgate.web.rendering import url
@@ -15,7 +17,11 @@ ROWS: Final = 50
 
 
 @page("/batches", uses="BatchService/ListBatches")
-async def list_batches(request: PageRequest, open: bool = False, before: UUID | None = None) -> Html:  # noqa: A002
+async def list_batches(
+    request: PageRequest,
+    open: FromQuery[bool] = False,  # noqa: A002 - the name in the address
+    before: FromQuery[UUID | None] = None,
+) -> Html:
     """Batches, newest first."""
     found, following = await request.cases.batches.list(request.caller, open_only=open, before=before, limit=ROWS)
     return request.render(
@@ -29,7 +35,7 @@ async def list_batches(request: PageRequest, open: bool = False, before: UUID | 
 
 
 @page("/batches/{batch_id:str}", uses="BatchService/GetBatch")
-async def show_batch(request: PageRequest, batch_id: UUID) -> Html:
+async def show_batch(request: PageRequest, batch_id: FromPath[UUID]) -> Html:
     """One batch as a graph and as a list."""
     graph = await request.cases.batches.graph(request.caller, batch_id)
     parents: dict[UUID, list[UUID]] = {}
@@ -49,7 +55,7 @@ async def show_batch(request: PageRequest, batch_id: UUID) -> Html:
 
 
 @action("/batches/{batch_id:str}/seal", uses="BatchService/SealBatch", confirm=True)
-async def seal_batch(request: PageRequest, batch_id: UUID) -> Html:
+async def seal_batch(request: PageRequest, batch_id: FromPath[UUID]) -> Html:
     """Take no more members."""
     await request.cases.batches.seal(request.caller, batch_id)
     return request.done("The batch is sealed: it takes no more jobs.", changed="batches")

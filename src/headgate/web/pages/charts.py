@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-from litestar.params import QueryParameter
+from litestar.params import FromQuery
 
 from headgate.domain.bulk import masked_group
 from headgate.domain.stats import DEFAULT_WINDOW, SERIES_TOPICS_MAX, WINDOWS
@@ -16,8 +16,8 @@ from headgate.web.routing import page
 @page("/charts", uses="StatsService/GetStats")
 async def show_charts(
     request: PageRequest,
-    since: Annotated[str, QueryParameter()] = DEFAULT_WINDOW,
-    topic: Annotated[str, QueryParameter()] = "",
+    since: FromQuery[str] = DEFAULT_WINDOW,
+    topic: FromQuery[str] = "",
 ) -> Html:
     """All charts of a window."""
     stats = request.cases.stats

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from litestar.params import FromQuery
+
 from headgate.domain.bulk import DeadGroup, dead_filter, masked_group
 from headgate.domain.errors import InvalidInput
 from headgate.web.request import Html, PageRequest
@@ -21,7 +23,7 @@ class GroupRow:
 
 
 @page("/dead", uses="BulkService/ListDeadGroups")
-async def list_dead_letters(request: PageRequest, topic: str = "") -> Html:
+async def list_dead_letters(request: PageRequest, topic: FromQuery[str] = "") -> Html:
     """Groups, the largest first."""
     redaction = request.cases.redaction
     error: InvalidInput | None = None

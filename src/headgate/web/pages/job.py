@@ -6,6 +6,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from litestar import Response
+from litestar.params import FromQuery
 
 from headgate.api.http.codec import BYTES, JSON, NOT_A_PAGE
 from headgate.api.http.routing import PathId
@@ -23,7 +24,7 @@ EVENTS: Final = 50
 
 
 @page("/jobs/{job_id:str}", uses="ProducerService/GetJob")
-async def show_job(request: PageRequest, job_id: PathId, before: int = 0) -> Html:
+async def show_job(request: PageRequest, job_id: PathId, before: FromQuery[int] = 0) -> Html:
     """The page of a job; with `before`, an older part of its history."""
     job = await request.cases.jobs.get(
         request.caller, job_id, payload=True, result=True, events=True, events_before=before, events_limit=EVENTS

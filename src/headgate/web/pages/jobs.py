@@ -11,7 +11,7 @@ from uuid import UUID
 
 from litestar import Response
 from litestar.datastructures import Cookie
-from litestar.params import QueryParameter
+from litestar.params import FromQuery, QueryParameter
 
 from headgate.control.admin import JobAnswer
 from headgate.domain.errors import HeadgateError, InvalidInput
@@ -47,10 +47,10 @@ Order = Annotated[str, QueryParameter(description="newest or oldest")]
 @page("/jobs", uses="BulkService/ListJobs")
 async def list_jobs(
     request: PageRequest,
-    filter: str = "",  # noqa: A002 - the name of the parameter
+    filter: FromQuery[str] = "",  # noqa: A002 - the name of the parameter
     order: Order = "newest",
-    cursor: str = "",
-    limit: int = 50,
+    cursor: FromQuery[str] = "",
+    limit: FromQuery[int] = 50,
 ) -> Html:
     """One page of the jobs that match."""
     size = limit if limit in SIZES else 50
@@ -110,7 +110,7 @@ def _refused(error: InvalidInput) -> dict[str, Any]:
 
 
 @page("/jobs/counts", uses="BulkService/CountJobs", part=True)
-async def count_jobs(request: PageRequest, filter: str = "") -> Html:  # noqa: A002 - the name of the parameter
+async def count_jobs(request: PageRequest, filter: FromQuery[str] = "") -> Html:  # noqa: A002 - the name of the parameter
     """The tabs of a filter that only counting can tell; read after the list."""
     counted = await request.cases.bulk.count_by_state(request.caller, filter, up_to=COUNT_UP_TO)
     matching = parse(filter)
@@ -127,14 +127,14 @@ async def count_jobs(request: PageRequest, filter: str = "") -> Html:  # noqa: A
 
 
 @page("/jobs/suggest", uses="BulkService/ListJobs", part=True)
-async def suggest_filter(request: PageRequest, filter: str = "", caret: int = 0) -> Response[str]:  # noqa: A002
+async def suggest_filter(request: PageRequest, filter: FromQuery[str] = "", caret: FromQuery[int] = 0) -> Response[str]:  # noqa: A002
     """What can stand at the caret of the filter bar, for static/js/combobox.js."""
     found = await request.cases.suggestions.at(request.caller, filter, caret)
     return _suggested(found)
 
 
 @page("/jobs/topics", uses="BulkService/ListJobs", part=True)
-async def suggest_topics(request: PageRequest, text: str = "") -> Response[str]:
+async def suggest_topics(request: PageRequest, text: FromQuery[str] = "") -> Response[str]:
     """Names of topics for forms."""
     names = await request.cases.suggestions.topics(request.caller, text)
     return _suggested(Suggestions(start=0, words=[Suggestion(text=name) for name in names[:SHOWN_MAX]]))

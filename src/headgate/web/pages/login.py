@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from litestar import Response
+from litestar.params import FromQuery
 
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import CredentialsUnavailable, PermissionDenied, Unauthenticated
@@ -19,7 +20,7 @@ CLEARED: Final = {"clear-site-data": '"cache"'}
 
 
 @open_page("/login")
-async def login_page(request: PageRequest, next: str = "") -> Html:  # noqa: A002
+async def login_page(request: PageRequest, next: FromQuery[str] = "") -> Html:  # noqa: A002
     """The form."""
     if request.visitor.identity is not None:
         return Response("", status_code=303, headers={"location": safe_path(next)}, media_type=HTML)

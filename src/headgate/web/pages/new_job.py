@@ -7,6 +7,7 @@ from typing import Final
 from uuid import UUID
 
 import msgspec
+from litestar.params import FromQuery
 
 from headgate.api.http.new_jobs import NewJob, UniqueIn, raw_job, submission_of
 from headgate.control.payload_edits import parsed
@@ -28,7 +29,7 @@ _NAMES: Final = {"delay_ms": "delay", "unique.key": "unique"}
 
 
 @page("/jobs/new", uses="ProducerService/Submit")
-async def new_job(request: PageRequest, topic: str = "", like: UUID | None = None) -> Html:
+async def new_job(request: PageRequest, topic: FromQuery[str] = "", like: FromQuery[UUID | None] = None) -> Html:
     """The form; `like`: filled with the payload and options of a job."""
     values = dict.fromkeys(FIELDS, "") | {"topic": topic, "payload": "{}"}
     if like is not None:

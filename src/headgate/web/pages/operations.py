@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from litestar.params import FromQuery
+
 from headgate.api.http.routing import PathId
 from headgate.control.bulk import Request
 from headgate.domain.bulk import Verb
@@ -25,7 +27,9 @@ PAGE = 50
 
 
 @page("/operations", uses="BulkService/ListBulk")
-async def list_operations(request: PageRequest, before: UUID | None = None, active: str = "") -> Html:
+async def list_operations(
+    request: PageRequest, before: FromQuery[UUID | None] = None, active: FromQuery[str] = ""
+) -> Html:
     """Operations, newest first."""
     found = await request.cases.bulk.operations(request.caller, active=bool(active), before=before, limit=PAGE)
     now = datetime.now(UTC)
@@ -42,13 +46,13 @@ async def list_operations(request: PageRequest, before: UUID | None = None, acti
 @page("/operations/new", uses="BulkService/PreviewBulk")
 async def new_operation(
     request: PageRequest,
-    verb: str = "redrive",
-    filter: str = "",  # noqa: A002 - the name of the parameter
-    priority: str = "",
-    topic: str = "",
-    delay: str = "",
-    per_second: str = "",
-    reason: str = "",
+    verb: FromQuery[str] = "redrive",
+    filter: FromQuery[str] = "",  # noqa: A002 - the name of the parameter
+    priority: FromQuery[str] = "",
+    topic: FromQuery[str] = "",
+    delay: FromQuery[str] = "",
+    per_second: FromQuery[str] = "",
+    reason: FromQuery[str] = "",
 ) -> Html:
     """What an operation would change; the form that starts it."""
     given = Form(

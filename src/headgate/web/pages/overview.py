@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from litestar.params import FromQuery
+
 from headgate.domain.bulk import masked_group
 from headgate.domain.states import State
 from headgate.domain.stats import DEFAULT_WINDOW, WINDOWS, Series
@@ -23,7 +25,7 @@ _SPARKS: Final = {
 
 
 @page("/", uses="AdminService/Status")
-async def overview(request: PageRequest, since: str = "") -> Html:
+async def overview(request: PageRequest, since: FromQuery[str] = "") -> Html:
     """All of it."""
     summary = await request.cases.overview.summary(request.caller, since=since)
     return request.render(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from litestar.params import QueryParameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 
 from headgate.control.schedule_pages import RECENT, UPCOMING, schedule_list, schedule_page
 from headgate.domain.cron import check_zone
@@ -25,7 +25,7 @@ Before = Annotated[int | None, QueryParameter(ge=0, le=MAX_US)]
 
 
 @page("/schedules", uses="ScheduleService/List")
-async def list_schedules(request: PageRequest, after: str = "") -> Html:
+async def list_schedules(request: PageRequest, after: FromQuery[str] = "") -> Html:
     """All schedules by name."""
     found = await schedule_list(request.cases.admin, request.cases.schedules, request.caller, after=after, limit=ROWS)
     return request.render(
@@ -39,7 +39,7 @@ async def list_schedules(request: PageRequest, after: str = "") -> Html:
 
 
 @page("/schedules/-new", uses="ScheduleService/Put")  # names begin with a letter or digit: none is hidden by this
-async def new_schedule(request: PageRequest, topic: str = "") -> Html:
+async def new_schedule(request: PageRequest, topic: FromQuery[str] = "") -> Html:
     """The form of a new one."""
     fields = forms.fields_of(None, request.cases.redaction) | {"topic": topic}
     return request.render("schedules/edit.html", **_form(fields), name="", known=0, explained=None)
@@ -53,7 +53,7 @@ async def explain(request: PageRequest) -> Html:
 
 
 @page("/schedules/{name:str}", uses="ScheduleService/Get")
-async def show_schedule(request: PageRequest, name: str, before: Before = None) -> Html:
+async def show_schedule(request: PageRequest, name: FromPath[str], before: Before = None) -> Html:
     """One schedule."""
     found = await schedule_page(
         request.cases.admin,
@@ -78,7 +78,7 @@ async def show_schedule(request: PageRequest, name: str, before: Before = None) 
 
 
 @page("/schedules/{name:str}/edit", uses="ScheduleService/Put")
-async def edit_schedule(request: PageRequest, name: str) -> Html:
+async def edit_schedule(request: PageRequest, name: FromPath[str]) -> Html:
     """The form of one that exists."""
     view = await request.cases.schedules.get(request.caller, name)
     fields = forms.fields_of(view.spec, request.cases.redaction)
@@ -119,7 +119,7 @@ async def save_schedule(request: PageRequest) -> Html:
 
 
 @action("/schedules/{name:str}/pause", uses="ScheduleService/Pause")
-async def pause_schedule(request: PageRequest, name: str) -> Html:
+async def pause_schedule(request: PageRequest, name: FromPath[str]) -> Html:
     """Stop firing."""
     view = await request.cases.schedules.pause(request.caller, name, reason=request.fields.text("reason"))
     return request.done(
@@ -130,7 +130,7 @@ async def pause_schedule(request: PageRequest, name: str) -> Html:
 
 
 @action("/schedules/{name:str}/resume", uses="ScheduleService/Resume")
-async def resume_schedule(request: PageRequest, name: str) -> Html:
+async def resume_schedule(request: PageRequest, name: FromPath[str]) -> Html:
     """Continue with the next occurrence."""
     form = request.fields
     await request.cases.schedules.resume(request.caller, name, reason=form.text("reason"), since=form.moment("since"))
@@ -138,7 +138,7 @@ async def resume_schedule(request: PageRequest, name: str) -> Html:
 
 
 @action("/schedules/{name:str}/run", uses="ScheduleService/Trigger")
-async def run_schedule(request: PageRequest, name: str) -> Html:
+async def run_schedule(request: PageRequest, name: FromPath[str]) -> Html:
     """One job now."""
     job_id, _ = await request.cases.schedules.trigger(
         request.caller, name, request=request.cases.new_id(), reason=request.fields.text("reason")
@@ -147,7 +147,7 @@ async def run_schedule(request: PageRequest, name: str) -> Html:
 
 
 @action("/schedules/{name:str}/delete", uses="ScheduleService/Delete", confirm=True)
-async def delete_schedule(request: PageRequest, name: str) -> Html:
+async def delete_schedule(request: PageRequest, name: FromPath[str]) -> Html:
     """Remove a schedule; its jobs stay."""
     await request.cases.schedules.delete(
         request.caller, name, expected=request.fields.integer("version"), reason=request.fields.text("reason")

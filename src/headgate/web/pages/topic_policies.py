@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from litestar.params import QueryParameter
+from litestar.params import FromPath, QueryParameter
 
 from headgate.domain.topic_policy import PolicyChange
 from headgate.domain.topic_rules import NAMES, Origin, RuleOrigin, default_of
@@ -89,7 +89,7 @@ LABELS: Final = {one.name: one.label for one in SETTINGS}
 
 
 @page("/topics/{topic:str}/policy", uses="TopicService/ListTopicVersions")
-async def edit_policy(request: PageRequest, topic: str, before: Before = None) -> Html:
+async def edit_policy(request: PageRequest, topic: FromPath[str], before: Before = None) -> Html:
     """The form, and the versions."""
     view = await request.cases.topics.get(request.caller, topic)
     versions = await request.cases.policies.history(request.caller, topic, before=before, limit=VERSIONS)
@@ -107,7 +107,7 @@ async def edit_policy(request: PageRequest, topic: str, before: Before = None) -
 
 
 @action("/topics/{topic:str}/policy/preview", uses="TopicService/ApplyTopic")
-async def preview_policy(request: PageRequest, topic: str) -> Html:
+async def preview_policy(request: PageRequest, topic: FromPath[str]) -> Html:
     """What saving the form would change; nothing is saved."""
     form = request.fields
     version = form.integer("version")
@@ -128,7 +128,7 @@ async def preview_policy(request: PageRequest, topic: str) -> Html:
 
 
 @action("/topics/{topic:str}/policy/apply", uses="TopicService/ApplyTopic")
-async def apply_policy(request: PageRequest, topic: str) -> Html:
+async def apply_policy(request: PageRequest, topic: FromPath[str]) -> Html:
     """Save the form, if the policy is still the one that it was made from."""
     form = request.fields
     applied = await request.cases.policies.apply(

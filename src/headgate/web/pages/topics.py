@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from litestar.params import FromPath, FromQuery
+
 from headgate.control.topic_table import Order, topic_page, topic_table
 from headgate.domain.errors import InvalidInput
 from headgate.domain.views import Target, TargetKind
@@ -18,7 +20,9 @@ ROWS: Final = 100
 
 
 @page("/topics", uses="TopicService/ListTopics")
-async def list_topics(request: PageRequest, q: str = "", sort: str = "name", offset: int = 0) -> Html:
+async def list_topics(
+    request: PageRequest, q: FromQuery[str] = "", sort: FromQuery[str] = "name", offset: FromQuery[int] = 0
+) -> Html:
     """All topics in one table."""
     found = await topic_table(
         request.cases.admin,
@@ -41,7 +45,7 @@ async def list_topics(request: PageRequest, q: str = "", sort: str = "name", off
 
 
 @page("/topics/{topic:str}", uses="TopicService/GetTopic")
-async def show_topic(request: PageRequest, topic: str, since: str = "1h") -> Html:
+async def show_topic(request: PageRequest, topic: FromPath[str], since: FromQuery[str] = "1h") -> Html:
     """One topic."""
     found = await topic_page(request.cases.admin, request.cases.topics, request.caller, topic)
     return request.render(
@@ -59,7 +63,7 @@ async def show_topic(request: PageRequest, topic: str, since: str = "1h") -> Htm
 
 
 @action("/topics/{topic:str}/pause", uses="AdminService/Pause")
-async def pause_topic(request: PageRequest, topic: str) -> Html:
+async def pause_topic(request: PageRequest, topic: FromPath[str]) -> Html:
     """Stop dispatch of a topic."""
     target = Target(kind=TargetKind.TOPIC, topic=topic)
     since = await _pause(request, target)
@@ -69,7 +73,7 @@ async def pause_topic(request: PageRequest, topic: str) -> Html:
 
 
 @action("/topics/{topic:str}/resume", uses="AdminService/Resume")
-async def resume_topic(request: PageRequest, topic: str) -> Html:
+async def resume_topic(request: PageRequest, topic: FromPath[str]) -> Html:
     """Resume dispatch of a topic."""
     return await _resume(request, Target(kind=TargetKind.TOPIC, topic=topic), f"Topic {topic}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
+from litestar.params import FromPath, FromQuery
+
 from headgate.domain.units import exact
 from headgate.domain.webhooks import (
     CHOICES,
@@ -32,7 +34,7 @@ MODES: Final = (
 
 
 @page("/webhooks", uses="WebhookService/List")
-async def list_webhooks(request: PageRequest, after: UUID | None = None) -> Html:
+async def list_webhooks(request: PageRequest, after: FromQuery[UUID | None] = None) -> Html:
     """All endpoints."""
     found = await request.cases.webhooks.listed(request.caller, after=after, limit=ROWS)
     return request.render(
@@ -50,7 +52,7 @@ async def new_webhook(request: PageRequest) -> Html:
 
 
 @page("/webhooks/{webhook_id:str}", uses="WebhookService/Get")
-async def show_webhook(request: PageRequest, webhook_id: UUID, before: UUID | None = None) -> Html:
+async def show_webhook(request: PageRequest, webhook_id: FromPath[UUID], before: FromQuery[UUID | None] = None) -> Html:
     """One endpoint and its deliveries."""
     state = request.query_params.get("state", "")  # as an argument, the name belongs to Litestar
     webhook = await request.cases.webhooks.get(request.caller, webhook_id)
@@ -73,14 +75,14 @@ async def show_webhook(request: PageRequest, webhook_id: UUID, before: UUID | No
 
 
 @page("/webhooks/{webhook_id:str}/edit", uses="WebhookService/Update")
-async def edit_webhook(request: PageRequest, webhook_id: UUID) -> Html:
+async def edit_webhook(request: PageRequest, webhook_id: FromPath[UUID]) -> Html:
     """The form of one that exists."""
     webhook = await request.cases.webhooks.get(request.caller, webhook_id)
     return request.render("webhooks/edit.html", webhook=webhook, **_form(webhook))
 
 
 @page("/webhooks/{webhook_id:str}/deliveries/{delivery_id:str}", uses="WebhookService/GetDelivery")
-async def show_delivery(request: PageRequest, webhook_id: UUID, delivery_id: UUID) -> Html:
+async def show_delivery(request: PageRequest, webhook_id: FromPath[UUID], delivery_id: FromPath[UUID]) -> Html:
     """One delivery with its attempts and what was answered."""
     delivery = await request.cases.webhooks.delivery(request.caller, webhook_id, delivery_id)
     return request.render(
@@ -96,7 +98,7 @@ async def create_webhook(request: PageRequest) -> Html:
 
 
 @action("/webhooks/{webhook_id:str}", uses="WebhookService/Update")
-async def update_webhook(request: PageRequest, webhook_id: UUID) -> Html:
+async def update_webhook(request: PageRequest, webhook_id: FromPath[UUID]) -> Html:
     """Save the form, if the endpoint is still the one that it was made from."""
     form = request.fields
     spec = _spec(form)
@@ -108,7 +110,7 @@ async def update_webhook(request: PageRequest, webhook_id: UUID) -> Html:
 
 
 @action("/webhooks/{webhook_id:str}/enable", uses="WebhookService/Update")
-async def enable_webhook(request: PageRequest, webhook_id: UUID) -> Html:
+async def enable_webhook(request: PageRequest, webhook_id: FromPath[UUID]) -> Html:
     """Send to it, or stop."""
     enabled = request.fields.flag("enabled")
     await request.cases.webhooks.update(request.caller, webhook_id, {"enabled": enabled})
@@ -117,7 +119,7 @@ async def enable_webhook(request: PageRequest, webhook_id: UUID) -> Html:
 
 
 @action("/webhooks/{webhook_id:str}/rotate", uses="WebhookService/RotateSecret", confirm=True)
-async def rotate_secret(request: PageRequest, webhook_id: UUID) -> Html:
+async def rotate_secret(request: PageRequest, webhook_id: FromPath[UUID]) -> Html:
     """Sign with a new secret. It is on the page that follows, and never again."""
     form = request.fields
     overlap = form.duration("overlap")
@@ -130,7 +132,7 @@ async def rotate_secret(request: PageRequest, webhook_id: UUID) -> Html:
 
 
 @action("/webhooks/{webhook_id:str}/test", uses="WebhookService/Test")
-async def ping_webhook(request: PageRequest, webhook_id: UUID) -> Html:
+async def ping_webhook(request: PageRequest, webhook_id: FromPath[UUID]) -> Html:
     """Send a ping."""
     made = await request.cases.webhooks.test(request.caller, webhook_id)
     return request.done(
@@ -139,14 +141,14 @@ async def ping_webhook(request: PageRequest, webhook_id: UUID) -> Html:
 
 
 @action("/webhooks/{webhook_id:str}/deliveries/{delivery_id:str}/resend", uses="WebhookService/Resend")
-async def resend_delivery(request: PageRequest, webhook_id: UUID, delivery_id: UUID) -> Html:
+async def resend_delivery(request: PageRequest, webhook_id: FromPath[UUID], delivery_id: FromPath[UUID]) -> Html:
     """Send a delivery again."""
     await request.cases.webhooks.resend(request.caller, webhook_id, delivery_id, reason=request.fields.text("reason"))
     return request.done("It is sent again, under the same id.", changed="webhooks")
 
 
 @action("/webhooks/{webhook_id:str}/delete", uses="WebhookService/Delete", confirm=True)
-async def delete_webhook(request: PageRequest, webhook_id: UUID) -> Html:
+async def delete_webhook(request: PageRequest, webhook_id: FromPath[UUID]) -> Html:
     """Delete an endpoint and its deliveries."""
     await request.cases.webhooks.delete(request.caller, webhook_id, reason=request.fields.text("reason"))
     return request.done("The webhook and its deliveries are deleted.", to=url("webhooks"))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from litestar.params import FromPath, FromQuery
+
 from headgate.control.admin import QUIET_DEFAULT
 from headgate.domain.errors import NotFound
 from headgate.domain.filters import quoted
@@ -45,7 +47,7 @@ REASONS: Final = {
 
 
 @page("/workers", uses="AdminService/ListWorkers")
-async def list_workers(request: PageRequest, q: str = "") -> Html:
+async def list_workers(request: PageRequest, q: FromQuery[str] = "") -> Html:
     """All workers, connected and lost."""
     found = await request.cases.admin.workers(request.caller, running=True)
     shown = [one for one in found.workers if _matches(one, q.strip().lower())]
@@ -66,7 +68,7 @@ async def list_workers(request: PageRequest, q: str = "") -> Html:
 
 
 @page("/workers/{worker:str}", uses="AdminService/ListWorkers")
-async def show_worker(request: PageRequest, worker: str) -> Html:
+async def show_worker(request: PageRequest, worker: FromPath[str]) -> Html:
     """One worker: all sessions of this name, and what they run."""
     found = await request.cases.admin.workers(request.caller, running=True)
     sessions = [one for one in found.workers if one.worker == worker]
@@ -89,7 +91,7 @@ async def show_worker(request: PageRequest, worker: str) -> Html:
 
 
 @action("/workers/{worker:str}/quiet", uses="AdminService/QuietWorker")
-async def quiet_worker(request: PageRequest, worker: str) -> Html:
+async def quiet_worker(request: PageRequest, worker: FromPath[str]) -> Html:
     """Stop deliveries to it."""
     form = request.fields
     span = form.duration("for", QUIET_DEFAULT)
@@ -98,7 +100,7 @@ async def quiet_worker(request: PageRequest, worker: str) -> Html:
 
 
 @action("/workers/{worker:str}/resume", uses="AdminService/ResumeWorker")
-async def resume_worker(request: PageRequest, worker: str) -> Html:
+async def resume_worker(request: PageRequest, worker: FromPath[str]) -> Html:
     """Resume deliveries to it."""
     changed = await request.cases.admin.resume_worker(request.caller, worker, reason=request.fields.text("reason"))
     return request.done(f"{worker} gets jobs again." if changed else f"{worker} was not quiet.", changed="workers")
