@@ -76,8 +76,9 @@ screenshots: $(READY) ## write pictures of all pages to docs/images
 	@$(BIN)/python -m tools.chromium
 	@$(BIN)/python -m pytest -q -n0 tests/browser/write_screenshots.py
 
-screens: $(READY) ## write the terminal screens of docs/reference/cli.md and docs/howto/terminal.md
-	$(BIN)/python -m tests.support.cli_screens
+screens: $(READY) ## write the terminal screens of docs/reference/cli.md, docs/howto/terminal.md and docs/screens
+	@$(BIN)/python -m tests.support.cli_screens
+	@$(BIN)/python -m tests.support.recorded_screens
 
 configuration: $(READY) ## write the tables of docs/reference/configuration.md
 	@$(BIN)/python -m tests.support.configuration_page

@@ -12,6 +12,7 @@ from examples.demo.__main__ import ACCOUNTS, CARDS, REPORTS
 from examples.demo.figures import Verdict, read_verdict
 from examples.demo.stage import RUNS
 from headgate.store.connect import Connection
+from tests.support.recorded_screens import DEMO, shape
 from tests.support.server import clean_environ
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,8 @@ def test_the_demo_kills_three_processes_and_loses_nothing() -> None:
     assert int(verdict[2].replace(",", "")) > ACCOUNTS + CARDS + REPORTS, "orders as well"
     assert "\x1b[" not in said, "plain text without a terminal"
     assert re.search(r"^  dashboard on http://127\.0\.0\.1:\d+ while this runs$", said, flags=re.MULTILINE)
+    again = f"{DEMO} shows something else; `make screens` records it"
+    assert shape(f"$ make demo\n{said}") == shape(DEMO.read_text()), again
 
 
 async def test_the_verdict_is_what_the_rows_say(db: Connection) -> None:
