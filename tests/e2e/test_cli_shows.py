@@ -29,13 +29,15 @@ from tests.support.wire import Wire, served
 
 TOKEN = "a-token-of-the-operator"
 ENTRY = {"tenant": "shop", "name": "ana of operations", "scopes": ["admin"]}
+SYSTEM = "a-token-without-a-tenant"
+SYSTEM_ENTRY = {"name": "root", "scopes": ["system"]}
 
 
 @pytest.fixture(scope="module")
 def address(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("shows")
     tokens = folder / "tokens.json"
-    tokens.write_text(json.dumps({TOKEN: ENTRY}))
+    tokens.write_text(json.dumps({TOKEN: ENTRY, SYSTEM: SYSTEM_ENTRY}))
     tokens.chmod(0o600)
     with served(postgres, template, folder, "--tokens", str(tokens), dev=False) as (server, _):
         yield server.address
@@ -173,6 +175,19 @@ def test_a_topic_is_paused_by_its_name_alone_and_the_audit_log_names_the_token(r
         ("ana of operations", "resume", f"topic {topic}"),
         ("ana of operations", "pause", f"topic {topic}"),
     ]
+
+
+def test_the_audit_log_names_the_tenant_only_to_those_who_see_several(
+    run: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("submit", topic, "{}").code == 0
+    assert run("pause", topic).code == 0
+    own = run("audit", "--limit", "1").out.splitlines()
+    assert "TENANT" not in own[0]
+    monkeypatch.setenv("HEADGATE_TOKEN", SYSTEM)
+    heading, row, _ = run("audit", "--limit", "1").out.splitlines()
+    assert heading.split()[:4] == ["NO", "TIME", "TENANT", "ACTOR"]
+    assert row[heading.index("TENANT") :].startswith("shop ")
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ async def test_system_pauses_and_resumes_everything_and_sees_what_concerns_all(a
     newest = [(one.verb, one.everything, one.tenant) for one in entries.entries][:2]
     assert newest == [("resume", True, ""), ("pause", True, "")]
     assert ("pause", "own") in {(one.verb, one.tenant) for one in entries.entries}, "and those of all tenants"
+    assert entries.all_tenants
 
 
 # ---------------------------------------------------------------------- objects

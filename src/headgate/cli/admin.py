@@ -25,6 +25,7 @@ Everything = Annotated[bool, Parameter(help="All tenants. Requires a token with 
 AUDIT: Final[Columns[AuditEntry]] = {
     "NO": lambda one: one.no,
     "TIME": lambda one: one.at,
+    "TENANT": lambda one: one.tenant or None,
     "ACTOR": lambda one: one.actor,
     "CHANGE": lambda one: one.verb,
     "TARGET": lambda one: one.target,
@@ -93,21 +94,21 @@ def audit_command(
 ) -> None:
     """Show the audit log, newest entry first. Changes of a single job are in its history: headgate job events."""
     start, end = _past(since, field="--since"), _past(until, field="--until")
-    older = 0
+    older, all_tenants = 0, False
 
     async def read(hg: Headgate) -> list[AuditEntry]:
-        nonlocal older
+        nonlocal older, all_tenants
         found = await hg.admin.audit(
             before=before, limit=limit, actor=actor, verb=verb, target=target, since=start, until=end
         )
-        older = found.next_before
+        older, all_tenants = found.next_before, found.all_tenants
         return found
 
     show_list(
         server,
         read,
         output,
-        AUDIT,
+        lambda: AUDIT if all_tenants else {name: value for name, value in AUDIT.items() if name != "TENANT"},
         name=lambda one: one.no,
         empty="no entries match" if actor or verb or target or since or until else "the audit log is empty",
         notes=lambda _: [f"older entries: add --before {older}"] if older else [],

@@ -22,7 +22,7 @@ def show_list(
     server: Server,
     read: Callable[[Headgate], Awaitable[Sequence[T]]],
     output: str,
-    columns: Columns[T],
+    columns: Columns[T] | Callable[[], Columns[T]],
     *,
     name: Callable[[T], object],
     empty: str,
@@ -31,14 +31,15 @@ def show_list(
     notes: Callable[[Sequence[T]], Iterable[str]] = lambda _: (),
     watch: Watch = ONCE,
 ) -> None:
-    """Read a list and print it; `notes` are lines below it, for people.
+    """Read a list and print it; `notes` are lines below it, for people. Columns can depend on what was read.
 
     With `watch`, a terminal gets the whole list with every read, a pipe the entries that are new or have changed.
     """
     pause = watch.pause.total_seconds()
 
     def show(items: Sequence[T], format_: str) -> None:
-        print_list(items, format_, columns, name=name, empty=empty, fields=fields, more=more)
+        chosen = columns() if callable(columns) else columns
+        print_list(items, format_, chosen, name=name, empty=empty, fields=fields, more=more)
         if for_people(format_):
             print_lines(notes(items))
 

@@ -333,7 +333,11 @@ class AuditFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPage:
-    """Entries, newest first. `next_before` None: there are no older ones. A page can be short although some follow."""
+    """Entries, newest first. `next_before` None: there are no older ones. A page can be short although some follow.
+
+    `all_tenants`: of all of them, not of one.
+    """
 
     entries: Sequence[AuditView]
     next_before: int | None = None
+    all_tenants: bool = False

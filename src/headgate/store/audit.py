@@ -103,7 +103,8 @@ async def page(
         with translating(writing=False):
             reach = await db.fetchval(REACH, tenant_no, before, LOOK_AT - 1)
             found = list(map(_view, await db.fetch(MATCHING, tenant_no, before, limit, reach, *given)))
-    return AuditPage(entries=found, next_before=found[-1].no if len(found) == limit else reach)
+    older = found[-1].no if len(found) == limit else reach
+    return AuditPage(entries=found, next_before=older, all_tenants=tenant_no is None)
 
 
 def _check(tenant_no: int | None, limit: int) -> None:

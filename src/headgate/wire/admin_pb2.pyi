@@ -1092,10 +1092,13 @@ class ListAuditResponse(_message.Message):
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_BEFORE_FIELD_NUMBER: _builtins.int
+    ALL_TENANTS_FIELD_NUMBER: _builtins.int
     next_before: _builtins.int
     """`before` of the next page; 0: there is none. With a filter a page can be short, or empty, although others follow: one
     call looks at 20,000 entries.
     """
+    all_tenants: _builtins.bool
+    """the entries are those of all tenants, for a token with the scope system"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]: ...
     def __init__(
@@ -1103,10 +1106,11 @@ class ListAuditResponse(_message.Message):
         *,
         entries: _abc.Iterable[Global___AuditEntry] | None = ...,
         next_before: _builtins.int = ...,
+        all_tenants: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_before", b"next_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_tenants", b"all_tenants", "entries", b"entries", "next_before", b"next_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -165,6 +165,7 @@ class AdminService:
         )
         return pb.ListAuditResponse(
             next_before=found.next_before or 0,
+            all_tenants=found.all_tenants,
             entries=[
                 pb.AuditEntry(
                     no=one.no,

@@ -38,9 +38,13 @@ class AuditEntry:
 
 
 class AuditList(list[AuditEntry]):
-    """A page; `next_before` is `before` of the next one, 0 if there is none."""
+    """A page; `next_before` is `before` of the next one, 0 if there is none.
+
+    `all_tenants`: the entries are those of all tenants, for a token with the scope `system`.
+    """
 
     next_before: int = 0
+    all_tenants: bool = False
 
 
 async def audit(
@@ -81,5 +85,5 @@ async def audit(
         )
         for one in answer.entries
     )
-    found.next_before = answer.next_before
+    found.next_before, found.all_tenants = answer.next_before, answer.all_tenants
     return found

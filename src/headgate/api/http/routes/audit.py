@@ -40,6 +40,7 @@ class AuditPage(Output, kw_only=True):
             description="`before` of the next page. With a filter a page can be short although others follow."
         ),
     ] = None
+    all_tenants: Annotated[bool, msgspec.Meta(description="The entries are those of all tenants, not of one.")] = False
 
 
 @get("/v1/audit", uses="AdminService/ListAudit", tags=["audit"])
@@ -67,6 +68,7 @@ async def list_audit(
     found = await request.cases.admin.audit(request.caller, before=before, limit=limit, wanted=wanted)
     return AuditPage(
         next_before=found.next_before,
+        all_tenants=found.all_tenants,
         entries=[
             AuditEntry(
                 no=one.no,
