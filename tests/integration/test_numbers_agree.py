@@ -19,15 +19,18 @@ import pytest
 from headgate import Headgate
 from headgate.cli.top.places import Place, View
 from headgate.cli.top.reading import Reader
+from headgate.dispatch import presence
 from headgate.domain.redaction import Redaction
 from headgate.domain.states import State
 from headgate.domain.topic_figures import Rates
+from headgate.domain.workers import MORE_WORKERS
 from headgate.server import Server, ServerOptions
 from headgate.store.connect import Connection
 from headgate.store.upkeep import fold_flows
 from tests.support.prometheus import Scrape
 from tests.support.queue import Clock
 from tests.support.server import HEADGATE
+from tests.support.waiting import until_async
 from tests.support.wire import Wire, failed, nack
 
 
@@ -221,3 +224,31 @@ async def test_rates_agree_on_every_page_and_interface(servers: list[Server], db
     assert re.search(r"^mail .* 10\.0 +7\.0 +1\.0$", status, re.MULTILINE), status
     found = await command(server, "stats", "mail", "--since", "15m")
     assert added([one["flows"] for one in found["stats"]["intervals"][-2:]]) == expected
+
+
+async def test_a_list_of_workers_that_is_not_complete_says_so_everywhere(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "REPORTED_WORKERS_MAX", 1)
+    one, two = servers
+    base = f"http://127.0.0.1:{two.http_port}"
+    async with (
+        Wire(f"127.0.0.1:{one.port}") as wire,
+        wire.worker("ant"),
+        wire.worker("bee"),
+        httpx.AsyncClient(base_url=base, timeout=60, trust_env=False) as api,
+        Headgate(f"127.0.0.1:{two.port}") as hg,
+    ):
+
+        async def cut() -> bool:
+            return bool((await api.get("/v1/workers")).json().get("more_workers"))
+
+        await until_async(cut, "the other server reports that it has more workers")
+        found = await hg.admin.workers.list()
+        assert ([worker.worker for worker in found], found.more_workers) == (["ant"], True)
+        assert MORE_WORKERS.capitalize() in (await api.get("/ui/workers")).text
+        assert (await Reader(hg, Redaction()).read(Place(view=View.WORKERS))).page.note == MORE_WORKERS
+        assert MORE_WORKERS in await printed(two, "workers", "list")
+        own = await printed(one, "workers", "list", "--limit", "1")
+        assert "\n1 of 2 workers; --limit 2 shows all\n" in own
+        assert MORE_WORKERS not in own, "a server lists all of its own"

@@ -8,9 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.dispatch.presence import MOST_SHOWN, WRITE_SECONDS
+from headgate.dispatch.presence import WRITE_SECONDS
 from headgate.dispatch.session import WorkerSession
 from headgate.domain.identity import PermissionDenied, Scope
+from headgate.domain.limits import REPORTED_WORKERS_MAX
 from headgate.domain.states import State
 from headgate.store.connect import Connection
 from tests.support.admin import OPERATOR, READER, Desk, someone
@@ -188,7 +189,7 @@ async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(d
     async with Instance(database, running=False, now=clock) as one:
         desk = Desk(one)
         assert not await desk.presence.run_once(), "nobody is connected, as before"
-        for number in range(MOST_SHOWN + 50):
+        for number in range(REPORTED_WORKERS_MAX + 50):
             await one.worker(f"w{number:03}")
         assert await desk.presence.run_once()
         await one.worker("late")
@@ -201,6 +202,11 @@ async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(d
         assert len(rows) == 1
         assert len(rows[0][1]) < 60_000
         async with Instance(database, name="two", running=False) as two:
-            assert len((await Desk(two).verbs.workers(READER)).workers) == MOST_SHOWN
+            found = await Desk(two).verbs.workers(READER)
+            assert (len(found.workers), found.more_workers) == (REPORTED_WORKERS_MAX, True)
+            assert (await Desk(two).verbs.workers(READER, running=True)).more_workers
+            assert not (await desk.verbs.workers(READER)).more_workers, "its own are all listed"
             status = await Desk(two).verbs.status(READER)
-            assert status.instances[0].workers == MOST_SHOWN + 51, "the number is true, even where names are left out"
+            assert status.instances[0].workers == REPORTED_WORKERS_MAX + 51, (
+                "the number is true, even where names are left out"
+            )

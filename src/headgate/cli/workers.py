@@ -13,6 +13,7 @@ from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
 from headgate.cli.output import Columns, print_one, table, when
 from headgate.domain.filters import Field
+from headgate.domain.workers import MORE_WORKERS
 from headgate.sdk import Headgate
 from headgate.sdk.admin import LostWorker, RunningJob, WorkerInfo
 
@@ -56,15 +57,21 @@ def list_command(
 ) -> None:
     """List the workers connected to all servers, and the jobs that they run, longest running first."""
     chosen = NameFilter(filter, Field.WORKER, Field.TOPIC)
-    more_running, lost = False, list[LostWorker]()
+    matching, more_workers, more_running, lost = 0, False, False, list[LostWorker]()
 
     async def read(hg: Headgate) -> list[WorkerInfo]:
-        nonlocal more_running
+        nonlocal matching, more_workers, more_running
         found = await hg.admin.workers.list(running=True)
-        more_running, lost[:] = found.more_running, found.lost
-        return [one for one in found if chosen.matches({Field.WORKER: (one.worker,), Field.TOPIC: one.topics})][:limit]
+        more_workers, more_running, lost[:] = found.more_workers, found.more_running, found.lost
+        listed = [one for one in found if chosen.matches({Field.WORKER: (one.worker,), Field.TOPIC: one.topics})]
+        matching = len(listed)
+        return listed[:limit]
 
     def notes(found: Sequence[WorkerInfo]) -> Iterator[str]:
+        if matching > limit:
+            yield f"{limit:,} of {matching:,} workers; --limit {matching} shows all"
+        if more_workers:
+            yield MORE_WORKERS
         if lost:
             yield from ("", "lost in the last hour:", *table(lost, LOST))
         running = sorted(((worker, job) for worker in found for job in worker.running), key=lambda one: one[1].since)

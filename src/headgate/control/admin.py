@@ -286,7 +286,8 @@ class Admin:
         """
         caller.require(Scope.READ)
         tenant_no = await self.store.tenant_no(caller.tenant)
-        here, (others, lost_there) = self.presence.workers(tenant_no), await self.store.workers_elsewhere(caller.tenant)
+        here = self.presence.workers(tenant_no)
+        others, lost_there, more_workers = await self.store.workers_elsewhere(caller.tenant)
         # A worker that has just moved here can still be in the summary of another instance. Another process with the
         # same worker id is another worker; without an incarnation the two cannot be distinguished.
         moved = {(one.worker, one.incarnation) for one in here}
@@ -313,15 +314,16 @@ class Admin:
             ]
         found.sort(key=lambda one: (one.instance, one.worker))
         if not running:
-            return WorkerList(workers=found, lost=lost)
+            return WorkerList(workers=found, lost=lost, more_workers=more_workers)
         jobs, more = await self.store.running(caller.tenant)
         visible = [one for one in jobs if caller.topics is None or one.topic in caller.topics]
-        return WorkerList(workers=with_running(found, visible), lost=lost, more_running=more)
+        listed = with_running(found, visible)
+        return WorkerList(workers=listed, lost=lost, more_running=more, more_workers=more_workers)
 
     async def connected(self, tenant: str) -> frozenset[str]:
         """The ids of a tenant's connected workers: for other use cases, whatever their caller may see."""
         here = self.presence.workers(await self.store.tenant_no(tenant))
-        others, _ = await self.store.workers_elsewhere(tenant)
+        others, _, _ = await self.store.workers_elsewhere(tenant)
         return frozenset(one.worker for one in (*here, *others))
 
     async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:

@@ -13,12 +13,10 @@ from headgate.dispatch.periodic import Periodic
 from headgate.dispatch.pull_workers import PullWorker, PullWorkers
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
-from headgate.domain.limits import HANDLED_TOPICS_MAX
+from headgate.domain.limits import HANDLED_TOPICS_MAX, REPORTED_WORKERS_MAX
 from headgate.domain.timestamps import from_unix_us, unix_us
 from headgate.domain.workers import LostWorker, WorkerView
 
-MOST_SHOWN: Final = 200
-"""Workers in one summary: it is rewritten every few seconds, and a thousand sessions must not cost more than these."""
 MOST_TOPICS: Final = 20
 MOST_LOST: Final = 20
 LOOK_SECONDS, WRITE_SECONDS = 1.0, 3.0
@@ -89,7 +87,7 @@ class Presence(Periodic):
         """Numbers of workers by tenant, and the first so many of them by name."""
         alive: list[WorkerSession | PullWorker] = [session for session in self._sessions if session.ended is None]
         alive += self._pulls
-        shown = sorted(alive, key=_tenant_and_name)[:MOST_SHOWN]
+        shown = sorted(alive, key=_tenant_and_name)[:REPORTED_WORKERS_MAX]
         counts = Counter(_tenant_and_name(worker)[0] for worker in alive)
         names = {str(no): sorted(found) for no, found in sorted(self._topics_by_tenant().items())}
         return {

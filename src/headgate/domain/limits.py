@@ -43,6 +43,9 @@ SESSION_DEMANDS_MAX: Final = 64
 """Combinations of topics and lease that one worker session may have credit for: each is claimed for by itself."""
 HANDLED_TOPICS_MAX: Final = 1_000
 """Topics of connected workers that an instance reports to others, and a status to its caller."""
+REPORTED_WORKERS_MAX: Final = 200
+"""Workers that an instance reports to others by name, of all tenants: it is rewritten every few seconds, and a thousand
+sessions must not cost more than these."""
 CONSUMERS_MAX: Final = 1_000_000
 SESSION_UNKNOWN_TOPICS_MAX: Final = 1_000
 """Topics without any job so far that one worker session waits for: they are kept by name, in memory only."""

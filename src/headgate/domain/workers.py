@@ -10,6 +10,11 @@ from hashlib import blake2s
 from typing import Final, Protocol
 from uuid import UUID
 
+from headgate.domain.limits import REPORTED_WORKERS_MAX
+
+MORE_WORKERS: Final = (
+    f"other servers have more workers than are listed: each reports {REPORTED_WORKERS_MAX} of them by name"
+)
 INCARNATION_MARK: Final = "\x1f"
 """Between a worker's id, which has no control characters, and what tells its process from others. Who reads a row cuts
 there (chr(31))."""
@@ -126,11 +131,15 @@ class LostWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerList:
-    """The connected workers, and those that were lost. `more_running`: other jobs run that are not listed."""
+    """The connected workers, and those that were lost. `more_running`: other jobs run that are not listed.
+
+    `more_workers`: other instances have workers that are not listed (MORE_WORKERS).
+    """
 
     workers: Sequence[WorkerView]
     lost: Sequence[LostWorker] = ()
     more_running: bool = False
+    more_workers: bool = False
 
 
 def with_running(workers: Sequence[WorkerView], running: Sequence[RunningJob]) -> list[WorkerView]:

@@ -277,8 +277,8 @@ class AdminStore:
         async with self._database.lane("upkeep").use() as db:
             return await quiet.quiet_set(db)
 
-    async def workers_elsewhere(self, tenant: str) -> tuple[list[WorkerView], list[LostWorker]]:
-        """Those that other instances report, connected and lost."""
+    async def workers_elsewhere(self, tenant: str) -> tuple[list[WorkerView], list[LostWorker], bool]:
+        """Those that other instances report, connected and lost; and whether more are connected than they report."""
         tenant_no = await self._database.tenant_no(tenant)
         async with self._read(tenant_no) as db:
             with translating(writing=False):
@@ -324,7 +324,8 @@ class AdminStore:
             for one in summary.get("lost", ())
             if one["tenant_no"] == tenant_no
         ]
-        return workers, lost
+        connected = sum(summary.get("counts", {}).get(str(tenant_no), 0) for _, summary in summaries)
+        return workers, lost, connected > len(workers)
 
     async def running(self, tenant: str) -> tuple[list[RunningJob], bool]:
         """The jobs that run, the longest running first, at most RUNNING_MAX of them; and whether others may run."""

@@ -786,8 +786,11 @@ class ListWorkersResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     MORE_RUNNING_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    MORE_WORKERS_FIELD_NUMBER: _builtins.int
     more_running: _builtins.bool
     """further jobs run that are not listed"""
+    more_workers: _builtins.bool
+    """other servers have workers that are not listed: each of them reports 200"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInfo]: ...
     @_builtins.property
@@ -800,10 +803,11 @@ class ListWorkersResponse(_message.Message):
         workers: _abc.Iterable[Global___WorkerInfo] | None = ...,
         more_running: _builtins.bool = ...,
         lost: _abc.Iterable[Global___LostWorker] | None = ...,
+        more_workers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "more_running", b"more_running", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "more_running", b"more_running", "more_workers", b"more_workers", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,6 +93,7 @@ class AdminService:
         found = await self._admin.workers(caller(), running=request.running)
         return pb.ListWorkersResponse(
             more_running=found.more_running,
+            more_workers=found.more_workers,
             workers=[
                 pb.WorkerInfo(
                     worker=one.worker,

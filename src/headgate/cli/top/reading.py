@@ -24,6 +24,7 @@ from headgate.domain.filters import Field, InvalidFilter
 from headgate.domain.limits import LIST_LOOK_AT
 from headgate.domain.redaction import Redaction
 from headgate.domain.topic_figures import Rates
+from headgate.domain.workers import MORE_WORKERS
 from headgate.sdk import Forbidden, Headgate
 from headgate.sdk.admin import Status
 
@@ -125,12 +126,12 @@ class Reader:
                     return replace(found_jobs, note=note)
                 return _bounded(found_jobs, more=bool(listed.cursor))
             case View.WORKERS:
+                connected = await admin.workers.list(running=True)
                 workers = self._chosen(
-                    place,
-                    await admin.workers.list(running=True),
-                    lambda one: {Field.WORKER: (one.worker,), Field.TOPIC: one.topics},
+                    place, connected, lambda one: {Field.WORKER: (one.worker,), Field.TOPIC: one.topics}
                 )
-                return pages.workers(workers, now=now)
+                shown = pages.workers(workers, now=now)
+                return replace(shown, note=MORE_WORKERS) if connected.more_workers else shown
             case View.SCHEDULES:
                 schedules = self._chosen(
                     place,

@@ -78,10 +78,12 @@ class LostWorker:
 class WorkerList(list_of[WorkerInfo]):
     """Workers; `more_running`: further jobs run that are not in `running` of any of them.
 
-    `lost`: gone in the last hour without having stopped, and not back; newest first.
+    `more_workers`: other servers have workers that are not listed; each of them reports 200. `lost`: gone in the last
+    hour without having stopped, and not back; newest first.
     """
 
     more_running: bool = False
+    more_workers: bool = False
     lost: Sequence[LostWorker] = ()
 
 
@@ -122,7 +124,7 @@ class Workers:
             )
             for one in answer.workers
         )
-        found.more_running = answer.more_running
+        found.more_running, found.more_workers = answer.more_running, answer.more_workers
         found.lost = [
             LostWorker(
                 worker=one.worker,

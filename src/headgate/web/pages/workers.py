@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery
 from headgate.control.admin import QUIET_DEFAULT
 from headgate.domain.errors import NotFound
 from headgate.domain.filters import quoted
-from headgate.domain.workers import WorkerState, WorkerView, worker_state
+from headgate.domain.workers import MORE_WORKERS, WorkerState, WorkerView, worker_state
 from headgate.web.rendering import url
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import action, page
@@ -57,6 +57,7 @@ async def list_workers(request: PageRequest, q: FromQuery[str] = "") -> Html:
         found=found,
         workers=shown[:ROWS],
         matching=len(shown),
+        more_workers=MORE_WORKERS if found.more_workers else "",
         counts=_counts(found.workers),
         q=q,
         state_of=worker_state,

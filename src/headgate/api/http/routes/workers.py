@@ -85,6 +85,9 @@ class Workers(Output, kw_only=True):
         msgspec.Meta(description="Gone in the last hour without having stopped, and not back; newest first."),
     ] = []
     more_running: Annotated[bool, msgspec.Meta(description="Further jobs run that are not listed.")] = False
+    more_workers: Annotated[
+        bool, msgspec.Meta(description="Other servers have workers that are not listed: each of them reports 200.")
+    ] = False
 
 
 class QuietOut(msgspec.Struct, kw_only=True):
@@ -103,6 +106,7 @@ async def list_workers(
     found = await request.cases.admin.workers(request.caller, running=running)
     return Workers(
         more_running=found.more_running,
+        more_workers=found.more_workers,
         workers=[
             WorkerInfo(
                 worker=one.worker,
