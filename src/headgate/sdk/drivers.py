@@ -29,13 +29,14 @@ SELECT CAST(s.job_id AS text), s.created
            tenant text, priority int, delay interval, run_at timestamptz, max_attempts int, key text,
            key_window interval, id uuid, headers jsonb, tags text[], limit_key text, deadline timestamptz,
            deadline_in interval, unique_key text, on_conflict text, debounce_max interval, depends_on uuid[],
-           needs text, on_parent_failure text, batch uuid, retry jsonb, declared jsonb)
+           needs text, on_parent_failure text, batch uuid, retry jsonb, declared jsonb, ids uuid[])
  CROSS JOIN unnest(CAST({payloads} AS bytea[])) WITH ORDINALITY AS p(payload, n)
  CROSS JOIN LATERAL headgate.submit_returning(
            CAST({topic} AS text), p.payload, tenant => o.tenant, priority => o.priority,
            delay => o.delay, run_at => o.run_at, max_attempts => o.max_attempts, key => o.key,
-           key_window => coalesce(o.key_window, '24 hours'), id => o.id, headers => o.headers, tags => o.tags,
-           limit_key => o.limit_key, deadline => coalesce(o.deadline, clock_timestamp() + o.deadline_in),
+           key_window => coalesce(o.key_window, '24 hours'), id => coalesce(o.ids[p.n], o.id),
+           headers => o.headers, tags => o.tags, limit_key => o.limit_key,
+           deadline => coalesce(o.deadline, clock_timestamp() + o.deadline_in),
            unique_key => o.unique_key, on_conflict => coalesce(o.on_conflict, 'keep'), debounce_max => o.debounce_max,
            depends_on => o.depends_on, needs => coalesce(o.needs, 'succeeded'),
            on_parent_failure => coalesce(o.on_parent_failure, 'cancel'), batch => o.batch, retry => o.retry,

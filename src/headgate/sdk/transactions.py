@@ -7,7 +7,7 @@ of one job travels as three parameters: topic, payload, and all options as JSON,
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
@@ -81,12 +81,14 @@ def submit_many_in(
     if (tracing := connection.tracing) is not None:
         with tracing.sending(topic, options, many=True) as carried:
             options = carried
-    sent = list(payloads)
-    if connection.encryption is not None:  # each body is bound to the id of its job, so each has options of its own
-        calls = [_call_of_one(connection, topic, payload, options) for payload in sent]
-    else:
-        given, starts = _as_json(options, connection.tenant), range(0, len(sent), JOBS_PER_STATEMENT)
-        calls = [_call(connection, topic, sent[start : start + JOBS_PER_STATEMENT], given) for start in starts]
+    sent, ids = list(payloads), list[JobId]()
+    if connection.encryption is not None:  # each body is bound to the id of its job
+        ids = [connection.ids.next_id() for _ in sent]
+        sent = connection.encryption.seal_payloads(sent, [one.bytes for one in ids], options)
+    calls: list[Call] = []
+    for start in range(0, len(sent), JOBS_PER_STATEMENT):
+        part = slice(start, start + JOBS_PER_STATEMENT)
+        calls.append(_call(connection, topic, sent[part], _as_json(options, connection.tenant, ids[part])))
     if driver.is_async:
         return _submit_many_async(connection, transaction, driver, calls, returns)
     return [_handle(SyncHandle, connection, row, returns) for call in calls for row in driver.run(transaction, call)]
@@ -135,10 +137,15 @@ def _handle(kind: type[H], connection: Connection, row: tuple[str, bool], return
     return kind(connection, JobId(UUID(job_id)), returns, created=created)
 
 
-def _as_json(options: Prepared, tenant: str) -> str:
-    """The options by the names of `drivers.STATEMENT`; those that were not given are left out."""
+def _as_json(options: Prepared, tenant: str, ids: Sequence[JobId] = ()) -> str:
+    """The options by the names of `drivers.STATEMENT`; those that were not given are left out.
+
+    `ids`: one for each job, if their payloads are bound to them.
+    """
     job = options.new_job("", b"", b"")
     found: dict[str, object] = {"tenant": tenant}
+    if ids:
+        found["ids"] = [str(one) for one in ids]
     if options.priority is not None:
         found["priority"] = options.priority
     if options.id is not None:
