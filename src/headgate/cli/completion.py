@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
+
+# The script defines a function, which zsh calls if the file has the same name. Ours has the name of the command.
+_ZSH_END: Final = """
+if (( $+compstate )); then  # called to complete
+  _cyclopts_headgate "$@"
+else  # sourced
+  compdef _cyclopts_headgate headgate
+fi
+"""
 
 
 def completion_command(
@@ -23,4 +32,4 @@ def completion_command(
             app[name]  # imports it
         except ImportError:  # only the client is installed: the commands of the server cannot run
             del app[name]
-    print(app.generate_completion(shell=shell))
+    print(app.generate_completion(shell=shell) + (_ZSH_END if shell == "zsh" else ""))
