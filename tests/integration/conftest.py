@@ -21,7 +21,7 @@ async def one(database: str) -> AsyncIterator[Instance]:
 
 
 @pytest.fixture
-async def still(database: str) -> AsyncIterator[Instance]:
+async def stepped(database: str) -> AsyncIterator[Instance]:
     """An instance whose services move only when the test calls them."""
     async with Instance(database, running=False) as instance:
         yield instance

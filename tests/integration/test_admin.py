@@ -45,9 +45,9 @@ async def finished(instance: Instance, count: int = 1, topic: str = "mail") -> l
 
 
 @pytest.mark.req("O24")
-async def test_a_queued_job_is_cancelled_at_once_and_waiting_callers_are_answered(still: Instance) -> None:
-    desk = Desk(still)
-    pending, timed = [*await still.submit(), *await still.submit(delay=timedelta(hours=1))]
+async def test_a_queued_job_is_cancelled_at_once_and_waiting_callers_are_answered(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    pending, timed = [*await stepped.submit(), *await stepped.submit(delay=timedelta(hours=1))]
     unknown = new_id()
     answers = await desk.verbs.cancel(OPERATOR, [pending, unknown, timed], reason="typo")
     assert told(answers) == [
@@ -57,7 +57,7 @@ async def test_a_queued_job_is_cancelled_at_once_and_waiting_callers_are_answere
     ]
     assert [answer.id for answer in answers] == [pending, unknown, timed], "in the order asked"
     assert desk.endings.ids == [pending, timed]
-    (event,) = (await still.job(pending)).events
+    (event,) = (await stepped.job(pending)).events
     assert (event.kind.label, event.actor, event.reason) == ("cancelled", "ana", "typo")
     assert told(await desk.verbs.cancel(OPERATOR, [pending])) == [(False, State.CANCELLED, "wrong_state")]
 
@@ -92,48 +92,48 @@ async def test_a_job_that_runs_on_another_instance_is_cancelled_by_a_notificatio
 # ---------------------------------------------------------------------- redrive and discard
 
 
-async def test_a_redrive_starts_a_new_life_and_reports_what_it_cannot_do(still: Instance) -> None:
-    desk = Desk(still)
-    (dead,) = await finished(still)
-    (queued,) = await still.submit()
+async def test_a_redrive_starts_a_new_life_and_reports_what_it_cannot_do(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    (dead,) = await finished(stepped)
+    (queued,) = await stepped.submit()
     answers = await desk.verbs.redrive(OPERATOR, [queued, dead], reason="fixed")
     assert told(answers) == [(False, State.PENDING, "wrong_state"), (True, State.PENDING, "")]
     assert "completed, dead or cancelled" in str(answers[0].error)
-    job = await still.job(dead)
+    job = await stepped.job(dead)
     assert (job.attempt, claims(job.epoch)) == (0, 1)
     assert [event.kind.label for event in job.events] == ["failed", "redriven"]
     assert (job.events[1].actor, job.events[1].reason) == ("ana", "fixed")
 
 
-async def test_one_job_can_be_redriven_with_another_body(still: Instance) -> None:
-    desk = Desk(still)
-    dead, other = await finished(still, 2)
+async def test_one_job_can_be_redriven_with_another_body(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    dead, other = await finished(stepped, 2)
     assert told(await desk.verbs.redrive(OPERATOR, [dead], payload=b"mended")) == [(True, State.PENDING, "")]
-    found = await JobStore(still.store).job("acme", dead, payload=True, result=False, events=False)
+    found = await JobStore(stepped.store).job("acme", dead, payload=True, result=False, events=False)
     assert found.payload == b"mended"
     with pytest.raises(InvalidInput, match="payload: is for a single job"):
         await desk.verbs.redrive(OPERATOR, [dead, other], payload=b"mended")
 
 
-async def test_a_redrive_limits_its_own_rate(still: Instance, db: Connection) -> None:
-    dead = await finished(still, 10)
+async def test_a_redrive_limits_its_own_rate(stepped: Instance, db: Connection) -> None:
+    dead = await finished(stepped, 10)
     clock = await Clock.install(db)
-    answers = await Desk(still).verbs.redrive(OPERATOR, dead, delay=timedelta(seconds=5), per_second=4)
+    answers = await Desk(stepped).verbs.redrive(OPERATOR, dead, delay=timedelta(seconds=5), per_second=4)
     assert told(answers) == [(True, State.SCHEDULED, "")] * 10
-    due = [(await still.job(job_id)).run_at - clock.now for job_id in dead]
+    due = [(await stepped.job(job_id)).run_at - clock.now for job_id in dead]
     assert due == [timedelta(seconds=5 + place / 4) for place in range(10)]
     due_counts = Counter(span // timedelta(seconds=1) for span in due)
     assert max(due_counts.values()) == 4
     for wrong in (-1, 0.0001, 1e9, float("nan")):
         with pytest.raises(InvalidInput, match="per_second"):
-            await Desk(still).verbs.redrive(OPERATOR, dead, per_second=wrong)
+            await Desk(stepped).verbs.redrive(OPERATOR, dead, per_second=wrong)
 
 
-async def test_the_first_of_a_spread_redrive_is_due_at_once(still: Instance) -> None:
-    dead = await finished(still, 3)
-    answers = await Desk(still).verbs.redrive(OPERATOR, dead, per_second=1)
+async def test_the_first_of_a_spread_redrive_is_due_at_once(stepped: Instance) -> None:
+    dead = await finished(stepped, 3)
+    answers = await Desk(stepped).verbs.redrive(OPERATOR, dead, per_second=1)
     assert [answer.state for answer in answers] == [State.PENDING, State.SCHEDULED, State.SCHEDULED]
-    counts = await reads_counts(still)
+    counts = await reads_counts(stepped)
     assert counts == {State.PENDING: 1, State.SCHEDULED: 2}
 
 
@@ -145,16 +145,16 @@ async def reads_counts(instance: Instance) -> dict[State, int]:
 
 
 async def test_only_dead_and_cancelled_jobs_are_discarded_and_the_history_tells_by_whom(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
-    desk = Desk(still)
-    (dead,) = await finished(still)
-    (queued,) = await still.submit()
+    desk = Desk(stepped)
+    (dead,) = await finished(stepped)
+    (queued,) = await stepped.submit()
     assert told(await desk.verbs.discard(OPERATOR, [dead, queued], reason="noise")) == [
         (True, State.DEAD, ""),
         (False, State.PENDING, "wrong_state"),
     ]
-    events = await reads.events(db, await still.store.tenant_no("acme"), dead)
+    events = await reads.events(db, await stepped.store.tenant_no("acme"), dead)
     assert (events[-1].kind.label, events[-1].actor, events[-1].reason) == ("discarded", "ana", "noise")
     assert told(await desk.verbs.discard(OPERATOR, [dead])) == [(False, None, "not_found")]
 
@@ -163,21 +163,21 @@ async def test_only_dead_and_cancelled_jobs_are_discarded_and_the_history_tells_
 
 
 @pytest.mark.req("O10", "P16", "T19")
-async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_watermark(still: Instance) -> None:
-    desk = Desk(still)
-    await still.submit(4)
-    worker = await still.worker(slots=2)
-    await still.claimer.run_once()
-    first = await still.submit(2, priority=5)
+async def test_a_new_priority_counts_at_the_next_claim_here_even_below_the_watermark(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    await stepped.submit(4)
+    worker = await stepped.worker(slots=2)
+    await stepped.claimer.run_once()
+    first = await stepped.submit(2, priority=5)
     worker.ready(2)
-    await still.claimer.run_once()  # the marks have moved on
-    low = await still.submit(2, priority=-5)
+    await stepped.claimer.run_once()  # the marks have moved on
+    low = await stepped.submit(2, priority=-5)
     answers = await desk.verbs.reprioritise(OPERATOR, [low[1], first[0]], priority=9, reason="vip")
     assert told(answers) == [(True, State.PENDING, ""), (False, State.RUNNING, "wrong_state")]
     worker.ready(1)
-    await still.claimer.run_once()
+    await stepped.claimer.run_once()
     assert low[1] in worker.session.held
-    (event,) = (await still.job(low[1])).events
+    (event,) = (await stepped.job(low[1])).events
     assert (event.kind.label, event.actor, event.reason) == ("reprioritised", "ana", "vip")
 
 
@@ -198,23 +198,23 @@ async def test_another_instance_looks_from_the_head_after_a_new_priority(one: In
 
 
 async def test_a_moved_job_keeps_priority_and_age_and_ranks_as_its_new_topic_ranks(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
     clock = await Clock.install(db)
     queue = Queue(db)
     await queue.topic("ageing")
     await db.execute("UPDATE headgate.topics SET ageing_step_us = 1000000 WHERE name = 'ageing'")
     await queue.names.refresh(db)
-    await still.store.names.refresh(db)
+    await stepped.store.names.refresh(db)
     (old,) = await queue.add(priority=3)  # as old as if submitted three seconds before, on an ageing topic
     await clock.advance(seconds=2)
     (middle,) = await queue.add(1, "ageing", priority=4)  # two seconds before that
     (young,) = await queue.add(1, "ageing", priority=0)
-    desk = Desk(still)
+    desk = Desk(stepped)
     assert told(await desk.verbs.move(OPERATOR, [old], topic="ageing", reason="wrong place")) == [
         (True, State.PENDING, "")
     ]
-    job = await still.job(old)
+    job = await stepped.job(old)
     assert (job.topic, job.priority) == ("ageing", 3)
     assert (job.events[-1].kind.label, job.events[-1].actor, job.events[-1].reason) == ("moved", "ana", "wrong place")
     order = (await queue.claim(10, "ageing")).ids
@@ -244,16 +244,16 @@ async def test_there_and_back_is_where_it_was(db: Connection, steps: tuple[int |
     assert await db.fetch(rank) == before
 
 
-async def test_only_queued_jobs_move_and_counts_follow(still: Instance, db: Connection) -> None:
-    desk = Desk(still)
-    (dead,) = await finished(still)
-    (running,) = await still.submit(priority=10)
-    await still.worker("busy", slots=1)
-    await still.claimer.run_once()
-    (pending,) = await still.submit()
-    (timed,) = await still.submit(delay=timedelta(hours=1))
-    (keyed,) = await still.submit()
-    (blocked,) = await still.submit()
+async def test_only_queued_jobs_move_and_counts_follow(stepped: Instance, db: Connection) -> None:
+    desk = Desk(stepped)
+    (dead,) = await finished(stepped)
+    (running,) = await stepped.submit(priority=10)
+    await stepped.worker("busy", slots=1)
+    await stepped.claimer.run_once()
+    (pending,) = await stepped.submit()
+    (timed,) = await stepped.submit(delay=timedelta(hours=1))
+    (keyed,) = await stepped.submit()
+    (blocked,) = await stepped.submit()
     await db.execute("UPDATE headgate.jobs SET flags = flags | 4 WHERE id = $1", keyed)
     await db.execute("UPDATE headgate.jobs SET state = 4 WHERE id = $1", blocked)
     answers = await desk.verbs.move(OPERATOR, [dead, running, pending, timed, keyed, blocked], topic="new")
@@ -267,19 +267,19 @@ async def test_only_queued_jobs_move_and_counts_follow(still: Instance, db: Conn
     ]
     status = await desk.verbs.status(READER)
     assert {topic.topic: topic.counts.get(State.SCHEDULED, 0) for topic in status.topics} == {"mail": 0, "new": 1}
-    worker = await still.worker("newcomer", "new", slots=5)
-    await still.claimer.run_once()
+    worker = await stepped.worker("newcomer", "new", slots=5)
+    await stepped.claimer.run_once()
     assert set(worker.session.held) == {pending}
 
 
 # ---------------------------------------------------------------------- rights and bounds
 
 
-async def test_a_token_of_some_topics_does_not_learn_that_other_jobs_exist(still: Instance) -> None:
-    (mail,) = await finished(still)
-    (sms,) = await finished(still, topic="sms")
+async def test_a_token_of_some_topics_does_not_learn_that_other_jobs_exist(stepped: Instance) -> None:
+    (mail,) = await finished(stepped)
+    (sms,) = await finished(stepped, topic="sms")
     limited = someone(Scope.OPERATE, topics=["sms"])
-    desk = Desk(still)
+    desk = Desk(stepped)
     for verb in (desk.verbs.cancel, desk.verbs.discard, desk.verbs.redrive):
         (answer,) = await verb(limited, [mail])
         assert told([answer]) == [(False, None, "not_found")]
@@ -292,10 +292,10 @@ async def test_a_token_of_some_topics_does_not_learn_that_other_jobs_exist(still
         await desk.verbs.move(limited, [sms], topic="mail")
 
 
-async def test_another_tenants_jobs_do_not_exist(still: Instance) -> None:
-    (job,) = await still.submit()
+async def test_another_tenants_jobs_do_not_exist(stepped: Instance) -> None:
+    (job,) = await stepped.submit()
     stranger = someone(Scope.ADMIN, tenant="other")
-    verbs_ = Desk(still).verbs
+    verbs_ = Desk(stepped).verbs
     for answers in (
         await verbs_.cancel(stranger, [job]),
         await verbs_.redrive(stranger, [job]),
@@ -304,12 +304,12 @@ async def test_another_tenants_jobs_do_not_exist(still: Instance) -> None:
         await verbs_.move(stranger, [job], topic="mail"),
     ):
         assert told(answers) == [(False, None, "not_found")]
-    assert (await still.job(job)).state is State.PENDING
+    assert (await stepped.job(job)).state is State.PENDING
 
 
-async def test_verbs_need_the_scope_and_a_bounded_list(still: Instance) -> None:
-    verbs_ = Desk(still).verbs
-    (job,) = await still.submit()
+async def test_verbs_need_the_scope_and_a_bounded_list(stepped: Instance) -> None:
+    verbs_ = Desk(stepped).verbs
+    (job,) = await stepped.submit()
     for reader in (READER, someone(Scope.SUBMIT, Scope.WORK)):
         for call in (
             verbs_.cancel(reader, [job]),
@@ -332,15 +332,15 @@ async def test_verbs_need_the_scope_and_a_bounded_list(still: Instance) -> None:
         await verbs_.cancel(ANA, [job], reason="x" * 1_001)
 
 
-async def test_completed_jobs_can_be_redriven_too(still: Instance) -> None:
-    (job,) = await still.submit()
-    worker = await still.worker(slots=1)
-    await still.claimer.run_once()
+async def test_completed_jobs_can_be_redriven_too(stepped: Instance) -> None:
+    (job,) = await stepped.submit()
+    worker = await stepped.worker(slots=1)
+    await stepped.claimer.run_once()
     await worker.report(job, 1, Completed(result=b"x"))
-    assert told(await Desk(still).verbs.redrive(OPERATOR, [job])) == [(True, State.PENDING, "")]
+    assert told(await Desk(stepped).verbs.redrive(OPERATOR, [job])) == [(True, State.PENDING, "")]
 
     async def there() -> bool:
-        return (await still.job(job)).state is State.PENDING
+        return (await stepped.job(job)).state is State.PENDING
 
     await until_async(there, "it is back")
 

@@ -105,26 +105,26 @@ async def _until(check: object) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_batch_is_admitted_before_its_names_are_looked_up(still: Instance, db: Connection) -> None:
+async def test_a_batch_is_admitted_before_its_names_are_looked_up(stepped: Instance, db: Connection) -> None:
     """A full queue refuses it without a statement; while its names are made known, it counts as waiting."""
-    await still.submit(1)
+    await stepped.submit(1)
     before = await db.fetchval("SELECT count(*) FROM headgate.topics")
-    submits = Submits(still.store, still.submitter, make_id=lambda: still.ids.make(1)[0])
-    caller = Identity(tenant=still.tenant, subject="test", scopes=frozenset(Scope))
+    submits = Submits(stepped.store, stepped.submitter, make_id=lambda: stepped.ids.make(1)[0])
+    caller = Identity(tenant=stepped.tenant, subject="test", scopes=frozenset(Scope))
     jobs = [Draft(topic=f"new-{n}") for n in range(10)]
-    await still.store.count_statements()
-    begun, writer = await still.store.sent(), still.submitter.writer
+    await stepped.store.count_statements()
+    begun, writer = await stepped.store.sent(), stepped.submitter.writer
     with writer.holding(QUEUE_ROWS - 5, 1, Account()), pytest.raises(Overloaded):
         await submits.many(caller, jobs, read_draft, atomic=False)
-    assert await still.store.sent() == begun
+    assert await stepped.store.sent() == begun
     seen: list[int] = []
-    make = still.store.refusals
+    make = stepped.store.refusals
 
     async def watched(tenant: str, jobs: Any) -> Any:
         seen.append(writer.waiting_rows)
         return await make(tenant, jobs)
 
-    still.store.refusals = watched  # type: ignore[method-assign]
+    stepped.store.refusals = watched  # type: ignore[method-assign]
     answer = await submits.many(caller, jobs, read_draft, atomic=False)
     assert (seen, len(answer), writer.waiting_rows) == ([10, 10], 10, 0)
     assert await db.fetchval("SELECT count(*) FROM headgate.topics") == before + 10

@@ -148,15 +148,15 @@ async def test_a_submit_wakes_it_and_a_finished_job_wakes_it(one: Instance) -> N
 
 
 @pytest.mark.req("C6")
-async def test_credit_that_a_claim_does_not_use_is_given_back_at_once(still: Instance) -> None:
-    await still.submit(3)
-    worker = await still.worker(slots=10)
-    assert await still.claimer.run_once() == 3
-    assert still.free() == 7
+async def test_credit_that_a_claim_does_not_use_is_given_back_at_once(stepped: Instance) -> None:
+    await stepped.submit(3)
+    worker = await stepped.worker(slots=10)
+    assert await stepped.claimer.run_once() == 3
+    assert stepped.free() == 7
     assert len(await worker.take()) == 3
-    await still.submit(9)
-    assert await still.claimer.run_once() == 7  # without another word from the worker
-    assert still.free() == 0
+    await stepped.submit(9)
+    assert await stepped.claimer.run_once() == 7  # without another word from the worker
+    assert stepped.free() == 0
 
 
 @pytest.mark.req("T4")
@@ -219,21 +219,21 @@ async def test_ten_thousand_jobs_that_do_nothing_take_few_claims(one: Instance) 
 
 
 @pytest.mark.req("C9", "C10", "T6")
-async def test_fifty_sessions_cost_as_much_as_one(still: Instance) -> None:
-    await still.store.count_statements()
-    workers = [await still.worker(slots=4) for _ in range(50)]
-    await still.claimer.run_once()
-    assert still.store.calls == {"claim": 1}
-    await still.ticker.run_once()  # it reads the name that is new, once
-    before = await still.store.sent()
+async def test_fifty_sessions_cost_as_much_as_one(stepped: Instance) -> None:
+    await stepped.store.count_statements()
+    workers = [await stepped.worker(slots=4) for _ in range(50)]
+    await stepped.claimer.run_once()
+    assert stepped.store.calls == {"claim": 1}
+    await stepped.ticker.run_once()  # it reads the name that is new, once
+    before = await stepped.store.sent()
     for _ in range(3):  # idle: the tick alone, and nothing else
-        await still.ticker.run_once()
-        await still.claimer.run_once()
-    assert await still.store.sent() - before == 3
-    assert (still.store.calls["claim"], still.store.calls["tick"]) == (1, 4)
-    await still.submit(1)
-    await still.claimer.run_once()
-    assert still.store.calls["claim"] == 2  # one wake, one claim, one session served
+        await stepped.ticker.run_once()
+        await stepped.claimer.run_once()
+    assert await stepped.store.sent() - before == 3
+    assert (stepped.store.calls["claim"], stepped.store.calls["tick"]) == (1, 4)
+    await stepped.submit(1)
+    await stepped.claimer.run_once()
+    assert stepped.store.calls["claim"] == 2  # one wake, one claim, one session served
     assert sum(worker.session.held != {} for worker in workers) == 1
 
 
@@ -320,11 +320,11 @@ async def test_delayed_failing_and_slow_handlers_share_an_instance(one: Instance
 # ---------------------------------------------------------------------- fairness, groups
 
 
-async def test_jobs_that_trickle_in_are_spread_over_all_sessions(still: Instance) -> None:
-    workers = [await still.worker(slots=10) for _ in range(3)]
+async def test_jobs_that_trickle_in_are_spread_over_all_sessions(stepped: Instance) -> None:
+    workers = [await stepped.worker(slots=10) for _ in range(3)]
     for _ in range(12):
-        await still.submit()
-        assert await still.claimer.run_once() == 1
+        await stepped.submit()
+        assert await stepped.claimer.run_once() == 1
     assert [len(worker.session.held) for worker in workers] == [4, 4, 4]
 
 
@@ -338,41 +338,41 @@ async def test_fewer_jobs_than_credit_reach_every_session_in_turn(database: str,
         assert [len(worker.session.held) for worker in workers] == [credit] * 5
 
 
-async def test_sessions_that_want_the_same_share_a_claim_and_others_have_their_own(still: Instance) -> None:
+async def test_sessions_that_want_the_same_share_a_claim_and_others_have_their_own(stepped: Instance) -> None:
     minute = timedelta(minutes=1)
-    await still.worker("a", "mail", "sms", slots=1)
-    await still.worker("b", "sms", "mail", slots=1)  # the same topics, in another order
-    await still.worker("c", "mail", slots=1)
-    await still.worker("d", "mail", "sms", slots=1, lease=2 * minute)
-    await still.worker("e", "mail", "sms", slots=1, tenant="other")
-    await still.submit(10)
-    assert await still.claimer.run_once() == 4
-    groups = Counter(asked.workers for asked in still.store.asked[:4])
+    await stepped.worker("a", "mail", "sms", slots=1)
+    await stepped.worker("b", "sms", "mail", slots=1)  # the same topics, in another order
+    await stepped.worker("c", "mail", slots=1)
+    await stepped.worker("d", "mail", "sms", slots=1, lease=2 * minute)
+    await stepped.worker("e", "mail", "sms", slots=1, tenant="other")
+    await stepped.submit(10)
+    assert await stepped.claimer.run_once() == 4
+    groups = Counter(asked.workers for asked in stepped.store.asked[:4])
     assert groups == {("a", "b"): 1, ("c",): 1, ("d",): 1, ("e",): 1}
 
 
-async def test_the_worker_on_the_row_is_the_one_that_gets_the_job(still: Instance, db: Connection) -> None:
-    workers = [await still.worker(slots=3) for _ in range(4)]
-    await still.submit(10)
-    assert await still.claimer.run_once() == 10
+async def test_the_worker_on_the_row_is_the_one_that_gets_the_job(stepped: Instance, db: Connection) -> None:
+    workers = [await stepped.worker(slots=3) for _ in range(4)]
+    await stepped.submit(10)
+    assert await stepped.claimer.run_once() == 10
     for worker in workers:
         rows = await db.fetch("SELECT id FROM headgate.jobs WHERE worker = $1", worker.session.worker_id)
         assert {row[0] for row in rows} == set(worker.session.held)
 
 
-async def test_a_session_that_comes_and_goes_leaves_nothing_behind(still: Instance) -> None:
-    stays = await still.worker("stays", slots=1)
-    await still.submit(1)
-    assert await still.claimer.run_once() == 1
+async def test_a_session_that_comes_and_goes_leaves_nothing_behind(stepped: Instance) -> None:
+    stays = await stepped.worker("stays", slots=1)
+    await stepped.submit(1)
+    assert await stepped.claimer.run_once() == 1
     for number in range(5):
-        passing = await still.worker(f"passing{number}", slots=2)
-        await still.claimer.run_once()
+        passing = await stepped.worker(f"passing{number}", slots=2)
+        await stepped.claimer.run_once()
         passing.lose()
-    assert len(still.demands.by_wanted) == 1  # the one that is busy counts as well
+    assert len(stepped.demands.by_wanted) == 1  # the one that is busy counts as well
     assert len(stays.session.credit) == 1
     stays.lose()
-    assert not still.demands.by_wanted
-    assert not still.demands.by_topic
+    assert not stepped.demands.by_wanted
+    assert not stepped.demands.by_topic
 
 
 async def test_a_session_that_ends_during_its_claim_leaves_nothing_behind(one: Instance) -> None:
@@ -388,11 +388,11 @@ async def test_a_session_that_ends_during_its_claim_leaves_nothing_behind(one: I
     assert (view.state, view.attempt) == (State.PENDING, 0)
 
 
-async def test_nothing_is_claimed_for_a_session_that_has_ended_and_does_not_know_yet(still: Instance) -> None:
-    await still.submit(6)
-    silent = await still.worker("silent", slots=3)
-    good = await still.worker("good", slots=3)
+async def test_nothing_is_claimed_for_a_session_that_has_ended_and_does_not_know_yet(stepped: Instance) -> None:
+    await stepped.submit(6)
+    silent = await stepped.worker("silent", slots=3)
+    good = await stepped.worker("good", slots=3)
     silent.session.end(SessionSilent("not heard of"))
-    assert await still.claimer.run_once() == 3
+    assert await stepped.claimer.run_once() == 3
     assert (len(silent.session.held), len(good.session.held)) == (0, 3)
-    assert still.free() == 0
+    assert stepped.free() == 0

@@ -50,26 +50,26 @@ async def test_the_claim_is_committed_before_anything_is_sent(one: Instance, db:
 @pytest.mark.req("D17", "D23")
 @pytest.mark.parametrize("sent", [False, True])
 async def test_the_lease_alone_recovers_what_was_not_sent_and_what_a_dead_worker_held(
-    still: Instance, db: Connection, sent: bool
+    stepped: Instance, db: Connection, sent: bool
 ) -> None:
     clock = await Clock.install(db)
-    still.claimer._abandon_unsent = still.demands.abandon_unsent = lambda _: None  # no clean-up of any kind
-    (job,) = await still.submit()
-    worker = await still.worker(slots=1)
-    assert await still.claimer.run_once() == 1
+    stepped.claimer._abandon_unsent = stepped.demands.abandon_unsent = lambda _: None  # no clean-up of any kind
+    (job,) = await stepped.submit()
+    worker = await stepped.worker(slots=1)
+    assert await stepped.claimer.run_once() == 1
     if sent:
         await worker.take()
     worker.lose()
-    await still.ticker.run_once()
-    assert (await still.job(job)).state is State.RUNNING
+    await stepped.ticker.run_once()
+    assert (await stepped.job(job)).state is State.RUNNING
     await clock.advance(seconds=61)
-    assert (await still.ticker.run_once()).reaped == 1
-    view = await still.job(job)
+    assert (await stepped.ticker.run_once()).reaped == 1
+    view = await stepped.job(job)
     assert (view.state, view.attempt) == (State.RETRYING, 1)
     await clock.advance(seconds=10)
-    other = await still.worker(slots=1)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 1
+    other = await stepped.worker(slots=1)
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 1
     assert (await other.take()).attempts == (2,)
 
 
@@ -273,23 +273,23 @@ async def test_a_topic_whose_page_cannot_be_read_does_not_keep_the_others_from_t
 
 
 async def test_bugs_met_by_some_demands_do_not_keep_the_others_from_their_work(
-    still: Instance, caplog: pytest.LogCaptureFixture
+    stepped: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("broken", "broken-too"):
-        await still.worker(name, name, slots=1)
-    good = await still.worker("good", "good", slots=3)
-    broken = await still.topic_nos("broken", "broken-too")
+        await stepped.worker(name, name, slots=1)
+    good = await stepped.worker("good", "good", slots=3)
+    broken = await stepped.topic_nos("broken", "broken-too")
 
     async def faulty() -> None:
-        if still.store.asked[-1].topic_nos[0] in broken:
+        if stepped.store.asked[-1].topic_nos[0] in broken:
             raise RuntimeError("planted")
 
-    still.store.before["claim"] = faulty
-    await still.submit(3, "good")
-    claiming = asyncio.create_task(still.claimer.run())
+    stepped.store.before["claim"] = faulty
+    await stepped.submit(3, "good")
+    claiming = asyncio.create_task(stepped.claimer.run())
     assert len(await good.take()) == 3
     assert not claiming.done()
-    still.claimer.stop()
+    stepped.claimer.stop()
     await claiming
     for topic_no in broken:
         assert f"in a claim for tenant {good.session.tenant_no}, topics ({topic_no},)" in caplog.text
@@ -308,10 +308,10 @@ async def test_a_bug_met_while_no_other_demand_gets_jobs_fails_the_service(one: 
 
 @pytest.mark.req("B1")
 async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
-    still: Instance, monkeypatch: pytest.MonkeyPatch
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = await still.submit(6)
-    first, second = await still.worker("a", slots=3), await still.worker("b", slots=3)
+    jobs = await stepped.submit(6)
+    first, second = await stepped.worker("a", slots=3), await stepped.worker("b", slots=3)
     good = type(second.session).deliver
 
     def deliver(session: object, delivery: Delivery) -> bool:
@@ -322,12 +322,12 @@ async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
     with monkeypatch.context() as patch:
         patch.setattr(type(second.session), "deliver", deliver)
         with pytest.raises(MemoryError):
-            await still.claimer.run_once()
+            await stepped.claimer.run_once()
     assert len(await first.take()) == 3
-    assert still.free() == 3
-    await still.flushed()
-    assert [(await still.job(job)).state for job in jobs] == [State.RUNNING] * 3 + [State.PENDING] * 3
-    assert await still.claimer.run_once() == 3  # known to have come back, by their ids
+    assert stepped.free() == 3
+    await stepped.flushed()
+    assert [(await stepped.job(job)).state for job in jobs] == [State.RUNNING] * 3 + [State.PENDING] * 3
+    assert await stepped.claimer.run_once() == 3  # known to have come back, by their ids
     assert list((await second.take()).ids) == jobs[3:]
 
 
@@ -337,27 +337,27 @@ async def test_an_error_while_dealing_leaks_no_credit_and_strands_no_job(
 @pytest.mark.req("E2", "E9", "R7")
 @pytest.mark.parametrize("late", [failing(), completing(b"late")])
 async def test_a_worker_without_its_lease_gets_stale_and_the_second_success_counts(
-    still: Instance, db: Connection, late: Handler
+    stepped: Instance, db: Connection, late: Handler
 ) -> None:
     clock = await Clock.install(db)
-    (job,) = await still.submit()
-    first = await still.worker("first", slots=1)
-    await still.claimer.run_once()
+    (job,) = await stepped.submit()
+    first = await stepped.worker("first", slots=1)
+    await stepped.claimer.run_once()
     await first.take()
     await clock.advance(seconds=61)
-    assert (await still.ticker.run_once()).reaped == 1
+    assert (await stepped.ticker.run_once()).reaped == 1
     await clock.advance(seconds=5)
-    second = await still.worker("second", slots=1)
-    await still.ticker.run_once()
-    await still.claimer.run_once()
+    second = await stepped.worker("second", slots=1)
+    await stepped.ticker.run_once()
+    await stepped.claimer.run_once()
     (epoch,) = (await second.take()).epochs
     run = Run(id=job, epoch=epoch - 1, attempt=1, topic_no=0, worker="first")
     assert (await first.report(job, epoch - 1, await late(run))).receipt is Receipt.STALE
     assert (await second.report(job, epoch, Completed(result=b"mine"))).receipt is Receipt.APPLIED
     assert (await first.report(job, 1, await late(run))).receipt is Receipt.STALE
-    view = await still.job(job)
+    view = await stepped.job(job)
     assert (view.state, view.attempt, view.worker) == (State.COMPLETED, 2, "second")
-    async with still.store.lane("upkeep").use() as connection:
+    async with stepped.store.lane("upkeep").use() as connection:
         assert await connection.fetchval("SELECT result FROM headgate.archive WHERE id = $1", job) == b"mine"
         assert await connection.fetchval("SELECT count(*) FROM headgate.archive WHERE id = $1", job) == 1
 

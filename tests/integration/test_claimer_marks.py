@@ -49,118 +49,118 @@ async def below_the_mark(one: Instance, count: int = 1) -> tuple[list[UUID], lis
 
 @pytest.mark.parametrize("outcome", [Abandon(), Nack(delay=timedelta(0), reason="not me")])
 async def test_a_job_that_comes_back_below_the_mark_is_claimed_at_once_by_its_id(
-    still: Instance, outcome: Abandon | Nack
+    stepped: Instance, outcome: Abandon | Nack
 ) -> None:
-    (job,), (epoch,) = await below_the_mark(still)
-    worker = await still.worker(slots=1)
-    assert await still.claimer.run_once() == 0
+    (job,), (epoch,) = await below_the_mark(stepped)
+    worker = await stepped.worker(slots=1)
+    assert await stepped.claimer.run_once() == 0
     settled = await worker.report(job, epoch, outcome)
     assert (settled.receipt, settled.state) == (Receipt.APPLIED, State.PENDING)
-    assert await still.claimer.run_once() == 1
-    last = still.store.asked[-1]
+    assert await stepped.claimer.run_once() == 1
+    last = stepped.store.asked[-1]
     assert (last.hints, last.from_head) == ((job,), False)
     assert list((await worker.take()).ids) == [job]
 
 
-async def test_a_promoted_job_is_claimed_at_once_by_its_id(still: Instance, db: Connection) -> None:
+async def test_a_promoted_job_is_claimed_at_once_by_its_id(stepped: Instance, db: Connection) -> None:
     clock = await Clock.install(db)
-    (job,), (epoch,) = await below_the_mark(still)
-    worker = await still.worker(slots=1)
+    (job,), (epoch,) = await below_the_mark(stepped)
+    worker = await stepped.worker(slots=1)
     await worker.report(job, epoch, Snooze(delay=timedelta(seconds=30)))
-    await still.claimer.run_once()
+    await stepped.claimer.run_once()
     await clock.advance(seconds=31)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 1
-    assert still.store.asked[-1].hints == (job,)
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 1
+    assert stepped.store.asked[-1].hints == (job,)
     assert list((await worker.take()).ids) == [job]
 
 
-async def test_hints_are_bounded_and_go_to_the_jobs_tenant_only(still: Instance) -> None:
-    await still.worker("a", slots=1)
-    await still.worker("b", slots=1, tenant="other")
-    await still.claimer.run_once()
-    mine, theirs = still.demands.by_wanted.values()
-    for job in still.ids.make(MOST_HINTS):
-        still.demands.wake_for_job(mine.tenant_no, job)
+async def test_hints_are_bounded_and_go_to_the_jobs_tenant_only(stepped: Instance) -> None:
+    await stepped.worker("a", slots=1)
+    await stepped.worker("b", slots=1, tenant="other")
+    await stepped.claimer.run_once()
+    mine, theirs = stepped.demands.by_wanted.values()
+    for job in stepped.ids.make(MOST_HINTS):
+        stepped.demands.wake_for_job(mine.tenant_no, job)
     assert (len(mine.hints), len(theirs.hints), mine.from_head) == (MOST_HINTS, 0, False)
-    for job in still.ids.make(3 * MOST_HINTS):
-        still.demands.wake_for_job(mine.tenant_no, job)
+    for job in stepped.ids.make(3 * MOST_HINTS):
+        stepped.demands.wake_for_job(mine.tenant_no, job)
     assert (mine.hints, mine.from_head, theirs.wake_pending) == ({}, True, False)  # too many to name: from the head
 
 
-async def test_hints_survive_a_claim_that_fails(still: Instance) -> None:
-    (job,), (epoch,) = await below_the_mark(still)
-    worker = await still.worker(slots=1)
-    await still.claimer.run_once()
+async def test_hints_survive_a_claim_that_fails(stepped: Instance) -> None:
+    (job,), (epoch,) = await below_the_mark(stepped)
+    worker = await stepped.worker(slots=1)
+    await stepped.claimer.run_once()
     await worker.report(job, epoch, Abandon())
-    still.store.before["claim"] = failing_with(AWAY)
+    stepped.store.before["claim"] = failing_with(AWAY)
     with pytest.raises(StoreUnavailable):
-        await still.claimer.run_once()
-    assert await still.claimer.run_once() == 1
+        await stepped.claimer.run_once()
+    assert await stepped.claimer.run_once() == 1
     assert list((await worker.take()).ids) == [job]
 
 
-async def test_claims_start_at_the_mark_and_not_at_the_head(still: Instance) -> None:
-    await still.worker(slots=100)
+async def test_claims_start_at_the_mark_and_not_at_the_head(stepped: Instance) -> None:
+    await stepped.worker(slots=100)
     for _ in range(4):
-        await still.submit(2)
-        await still.claimer.run_once()
-    assert [asked.from_head for asked in still.store.asked] == [True, False, False, False]
+        await stepped.submit(2)
+        await stepped.claimer.run_once()
+    assert [asked.from_head for asked in stepped.store.asked] == [True, False, False, False]
 
 
-async def test_the_tick_finds_jobs_below_the_mark_for_an_idle_session(still: Instance, db: Connection) -> None:
-    (job,), _ = await below_the_mark(still)
-    worker = await still.worker(slots=1)
-    assert await still.claimer.run_once() == 0
+async def test_the_tick_finds_jobs_below_the_mark_for_an_idle_session(stepped: Instance, db: Connection) -> None:
+    (job,), _ = await below_the_mark(stepped)
+    worker = await stepped.worker(slots=1)
+    assert await stepped.claimer.run_once() == 0
     # Another worker abandoned it, and no one was notified.
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
-    assert await still.claimer.run_once() == 0
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 1
+    assert await stepped.claimer.run_once() == 0
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 1
     assert list((await worker.take()).ids) == [job]
 
 
-async def test_sessions_that_are_never_idle_find_it_too_within_a_few_ticks(still: Instance, db: Connection) -> None:
+async def test_sessions_that_are_never_idle_find_it_too_within_a_few_ticks(stepped: Instance, db: Connection) -> None:
     """At each tick all credit is spent, so no one asks whether the topic has work; the sweep must not depend on it."""
-    (job,), _ = await below_the_mark(still)
-    worker = await still.worker(slots=1)
-    await still.submit(50)
-    assert await still.claimer.run_once() == 1
+    (job,), _ = await below_the_mark(stepped)
+    worker = await stepped.worker(slots=1)
+    await stepped.submit(50)
+    assert await stepped.claimer.run_once() == 1
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
     for _ in range(4):
-        await still.ticker.run_once()
+        await stepped.ticker.run_once()
         worker.ready(1)
-        assert await still.claimer.run_once() == 1
+        assert await stepped.claimer.run_once() == 1
     assert job in worker.session.held
 
 
-async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(still: Instance, db: Connection) -> None:
-    jobs, _ = await below_the_mark(still, 30)
-    worker = await still.worker(slots=4)
-    assert await still.claimer.run_once() == 0
-    await still.submit(10)
+async def test_many_jobs_below_the_mark_come_in_order_before_younger_ones(stepped: Instance, db: Connection) -> None:
+    jobs, _ = await below_the_mark(stepped, 30)
+    worker = await stepped.worker(slots=4)
+    assert await stepped.claimer.run_once() == 0
+    await stepped.submit(10)
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
-    still.demands.wake_all()
+    stepped.demands.wake_all()
     got: list[UUID] = []
     for _ in range(8):
-        assert await still.claimer.run_once() == 4
+        assert await stepped.claimer.run_once() == 4
         got += (await worker.take()).ids
         worker.ready(4)
     assert got[:30] == jobs
 
 
 async def test_a_sweep_that_finds_more_than_it_may_take_continues_where_it_stopped(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
-    jobs, _ = await below_the_mark(still, 30)
-    worker = await still.worker(slots=4)
-    await still.submit(50)
-    assert await still.claimer.run_once() == 4
+    jobs, _ = await below_the_mark(stepped, 30)
+    worker = await stepped.worker(slots=4)
+    await stepped.submit(50)
+    assert await stepped.claimer.run_once() == 4
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = ANY ($1)", jobs)
-    await still.ticker.run_once()
+    await stepped.ticker.run_once()
     for _ in range(8):
         worker.ready(4)
-        assert await still.claimer.run_once() == 4
+        assert await stepped.claimer.run_once() == 4
     assert set(jobs) <= set(worker.session.held)
 
 
@@ -198,30 +198,30 @@ async def test_on_an_ageing_topic_new_urgent_work_below_the_mark_is_claimed_at_o
 
 
 async def test_a_slow_look_at_whole_topics_is_not_repeated_at_every_tick_but_new_jobs_are_found(
-    still: Instance, monkeypatch: pytest.MonkeyPatch
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeps, "_WHOLE_SLOW_SECONDS", -1.0)  # any look is slow
     monkeypatch.setattr(sweeps, "_WHOLE_SHARE", 1e-9)
     monkeypatch.setattr(sweeps, "_WHOLE_ALWAYS_US", -1)
-    await still.submit(1)
-    worker = await still.worker(slots=2)
-    assert await still.claimer.run_once() == 1  # which sets the mark of its demand
+    await stepped.submit(1)
+    worker = await stepped.worker(slots=2)
+    assert await stepped.claimer.run_once() == 1  # which sets the mark of its demand
     worker.complete(await worker.take())
-    await still.flushed()
-    asked = still.store.tick_ranges
-    await still.ticker.run_once()
-    await still.ticker.run_once()
+    await stepped.flushed()
+    asked = stepped.store.tick_ranges
+    await stepped.ticker.run_once()
+    await stepped.ticker.run_once()
     assert asked[-2] is None  # everything
     assert asked[-1] is not None
     assert asked[-1] != KeyRanges.whole(asked[-1].topic_nos)
-    await still.submit(1)
-    assert (await still.ticker.run_once()).pending
+    await stepped.submit(1)
+    assert (await stepped.ticker.run_once()).pending
 
 
 async def test_a_sweep_that_makes_a_claim_slow_goes_half_as_far_the_next_time(
-    still: Instance, monkeypatch: pytest.MonkeyPatch
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace, least = still.claimer._sweeps, sweeps.SWEEP_AT_LEAST_US
+    pace, least = stepped.claimer._sweeps, sweeps.SWEEP_AT_LEAST_US
     pace._most_us = pace._swept_us = 8 * least
     for slow, expected in ((-1.0, 4), (-1.0, 2), (1e9, 4), (-1.0, 2), (-1.0, 1), (-1.0, 1), (1e9, 2)):
         monkeypatch.setattr(sweeps, "_SWEEP_SLOW_SECONDS", slow)
@@ -233,8 +233,8 @@ async def test_a_sweep_that_makes_a_claim_slow_goes_half_as_far_the_next_time(
     assert pace._most_us == sweeps.SWEEP_MOST_US
 
 
-async def test_a_tick_that_is_aimed_at_a_due_job_looks_at_no_topics(still: Instance) -> None:
-    await still.worker(slots=1)
-    await still.submit(1)
-    assert not (await still.ticker.run_once(sweep=False)).pending
-    assert (await still.ticker.run_once()).pending
+async def test_a_tick_that_is_aimed_at_a_due_job_looks_at_no_topics(stepped: Instance) -> None:
+    await stepped.worker(slots=1)
+    await stepped.submit(1)
+    assert not (await stepped.ticker.run_once(sweep=False)).pending
+    assert (await stepped.ticker.run_once()).pending

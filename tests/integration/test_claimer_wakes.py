@@ -131,45 +131,47 @@ async def test_a_due_job_that_is_locked_does_not_make_the_ticks_spin(database: s
         await one.reach(1, State.COMPLETED)
 
 
-async def test_a_due_job_that_was_locked_is_promoted_by_the_next_tick(still: Instance, db: Connection) -> None:
+async def test_a_due_job_that_was_locked_is_promoted_by_the_next_tick(stepped: Instance, db: Connection) -> None:
     clock = await Clock.install(db)
-    (held_id,) = await still.submit(delay=timedelta(seconds=1))
-    (later_id,) = await still.submit(delay=timedelta(seconds=2))
+    (held_id,) = await stepped.submit(delay=timedelta(seconds=1))
+    (later_id,) = await stepped.submit(delay=timedelta(seconds=2))
     await clock.advance(seconds=10)
     transaction = db.transaction()
     await transaction.start()
     await db.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", held_id)
-    assert [one for _, _, one in (await still.ticker.run_once()).promoted] == [later_id]
+    assert [one for _, _, one in (await stepped.ticker.run_once()).promoted] == [later_id]
     await transaction.rollback()
-    assert [one for _, _, one in (await still.ticker.run_once()).promoted] == [held_id]
+    assert [one for _, _, one in (await stepped.ticker.run_once()).promoted] == [held_id]
 
 
 # ---------------------------------------------------------------------- the pause gate
 
 
 @pytest.mark.req("D10", "T3", "Z12")
-async def test_a_paused_topic_is_never_claimed_and_a_resume_wakes_all_demands(still: Instance, db: Connection) -> None:
-    tenant_no = await still.store.tenant_no("acme")
-    mail, sms = await still.topic_nos("mail", "sms")
+async def test_a_paused_topic_is_never_claimed_and_a_resume_wakes_all_demands(
+    stepped: Instance, db: Connection
+) -> None:
+    tenant_no = await stepped.store.tenant_no("acme")
+    mail, sms = await stepped.topic_nos("mail", "sms")
     await control.pause(db, (tenant_no, mail), reason="full")
-    await still.submit(2)
-    await still.worker(slots=5)
+    await stepped.submit(2)
+    await stepped.worker(slots=5)
     # The gate knows nothing yet; the claim's own check is the truth.
-    assert await still.claimer.run_once() == 0
-    assert still.store.calls["claim"] == 1
-    await still.ticker.run_once()
+    assert await stepped.claimer.run_once() == 0
+    assert stepped.store.calls["claim"] == 1
+    await stepped.ticker.run_once()
     for _ in range(3):
-        await still.submit(1)
-        assert await still.claimer.run_once() == 0
-    assert still.store.calls["claim"] == 1  # the gate comes first: nothing is asked
-    await still.worker("both", "mail", "sms", slots=5)
-    await still.submit(1, "sms")
-    assert await still.claimer.run_once() == 1
-    assert still.store.asked[-1].topic_nos == (sms,)
+        await stepped.submit(1)
+        assert await stepped.claimer.run_once() == 0
+    assert stepped.store.calls["claim"] == 1  # the gate comes first: nothing is asked
+    await stepped.worker("both", "mail", "sms", slots=5)
+    await stepped.submit(1, "sms")
+    assert await stepped.claimer.run_once() == 1
+    assert stepped.store.asked[-1].topic_nos == (sms,)
     await control.resume(db, (tenant_no, mail))
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 5
-    assert (await still.states())[State.RUNNING] == 6
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 5
+    assert (await stepped.states())[State.RUNNING] == 6
 
 
 @pytest.mark.req("Z3", "Z20", "Z21")
@@ -192,31 +194,31 @@ async def test_a_pause_lets_jobs_in_lets_running_ones_end_and_keeps_the_order(on
     assert [run.id for run in worker.tracker.runs] == [before, *high, *low]
 
 
-async def test_a_pause_of_a_tenant_leaves_the_others_alone(still: Instance, db: Connection) -> None:
-    await still.submit(2)
-    await still.submit(2, tenant="other")
-    await still.worker("a", slots=5)
-    await still.worker("b", slots=5, tenant="other")
-    still.gate.set_paused([(await still.store.tenant_no("acme"), 0)])
-    assert await still.claimer.run_once() == 2
-    assert [asked.tenant_no for asked in still.store.asked] == [await still.store.tenant_no("other")]
-    still.gate.set_paused([])
-    assert await still.claimer.run_once() == 2
+async def test_a_pause_of_a_tenant_leaves_the_others_alone(stepped: Instance, db: Connection) -> None:
+    await stepped.submit(2)
+    await stepped.submit(2, tenant="other")
+    await stepped.worker("a", slots=5)
+    await stepped.worker("b", slots=5, tenant="other")
+    stepped.gate.set_paused([(await stepped.store.tenant_no("acme"), 0)])
+    assert await stepped.claimer.run_once() == 2
+    assert [asked.tenant_no for asked in stepped.store.asked] == [await stepped.store.tenant_no("other")]
+    stepped.gate.set_paused([])
+    assert await stepped.claimer.run_once() == 2
 
 
-async def test_a_resume_during_a_claim_is_not_forgotten(still: Instance) -> None:
+async def test_a_resume_during_a_claim_is_not_forgotten(stepped: Instance) -> None:
     """Whoever asks for a look from the head while a claim is under way gets one afterwards."""
-    await still.submit()
-    await still.worker(slots=5)
-    assert await still.claimer.run_once() == 1
-    hold = still.store.after["claim"] = Hold()
-    (topic_no,) = await still.topic_nos("mail")
-    still.demands.wake(topic_no)
-    claiming = asyncio.create_task(still.claimer.run_once())
+    await stepped.submit()
+    await stepped.worker(slots=5)
+    assert await stepped.claimer.run_once() == 1
+    hold = stepped.store.after["claim"] = Hold()
+    (topic_no,) = await stepped.topic_nos("mail")
+    stepped.demands.wake(topic_no)
+    claiming = asyncio.create_task(stepped.claimer.run_once())
     await hold.reached()
-    still.demands.wake_all()
+    stepped.demands.wake_all()
     hold.release()
     await claiming
-    still.store.after.clear()
-    await still.claimer.run_once()
-    assert [asked.from_head for asked in still.store.asked] == [True, False, True]
+    stepped.store.after.clear()
+    await stepped.claimer.run_once()
+    assert [asked.from_head for asked in stepped.store.asked] == [True, False, True]

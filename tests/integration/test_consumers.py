@@ -274,14 +274,14 @@ async def test_places_are_renewed_by_the_service_and_given_back_when_it_stops(da
         assert await shop.active() == 0
 
 
-async def test_without_such_topics_nothing_is_asked(still: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_such_topics_nothing_is_asked(stepped: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_: object, **__: object) -> None:
         raise StoreUnavailable("asked")
 
-    monkeypatch.setattr(still.store, "hold_consumers", refused)
-    worker = await still.worker("w")
-    await still.rules.request_jobs(worker.session, ["mail"], 1)
-    consumers = Consumers(still.store, still.sessions, still.pulls, still.demands, now=still.now)
+    monkeypatch.setattr(stepped.store, "hold_consumers", refused)
+    worker = await stepped.worker("w")
+    await stepped.rules.request_jobs(worker.session, ["mail"], 1)
+    consumers = Consumers(stepped.store, stepped.sessions, stepped.pulls, stepped.demands, now=stepped.now)
     assert not await consumers.run_once()
 
 

@@ -25,39 +25,39 @@ LANGUAGE plpgsql AS $$ BEGIN RAISE 'invalid page in block 7' USING ERRCODE = 'XX
 
 
 async def test_a_tick_that_cannot_promote_still_finds_what_is_pending_and_what_runs(
-    still: Instance, db: Connection, caplog: pytest.LogCaptureFixture
+    stepped: Instance, db: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await still.submit(2)
-    await still.worker("w", slots=1)
-    assert await still.claimer.run_once() == 1
-    await still.submit(1, delay=timedelta(hours=1))
+    await stepped.submit(2)
+    await stepped.worker("w", slots=1)
+    assert await stepped.claimer.run_once() == 1
+    await stepped.submit(1, delay=timedelta(hours=1))
     await db.execute(PROMOTE % "XX001")
-    await still.worker("other", slots=1)
-    tick = await still.ticker.run_once()
-    assert tick.pending == await still.topic_nos("mail")
+    await stepped.worker("other", slots=1)
+    tick = await stepped.ticker.run_once()
+    assert tick.pending == await stepped.topic_nos("mail")
     assert tick.oldest_running is not None
     assert tick.now is not None
     assert "tick_part_failed part=promote" in caplog.text
-    assert await still.claimer.run_once() == 1
+    assert await stepped.claimer.run_once() == 1
 
 
 async def test_a_tick_that_cannot_reap_is_of_use_nevertheless_and_reaps_page_by_page(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
     clock = await Clock.install(db)
-    await still.submit(1)
-    await still.worker("w", slots=1)
-    assert await still.claimer.run_once() == 1
-    await still.submit(1, delay=timedelta(seconds=30))
+    await stepped.submit(1)
+    await stepped.worker("w", slots=1)
+    assert await stepped.claimer.run_once() == 1
+    await stepped.submit(1, delay=timedelta(seconds=30))
     await db.execute(REAP)
     await clock.advance(seconds=61)
-    tick = await still.ticker.run_once()
+    tick = await stepped.ticker.run_once()
     assert (len(tick.promoted), tick.reaped) == (1, 1)
-    states = await still.states()
+    states = await stepped.states()
     assert (states[State.PENDING], states[State.RETRYING]) == (1, 1)
 
 
-async def test_a_database_that_is_busy_fails_the_tick_as_a_whole(still: Instance, db: Connection) -> None:
+async def test_a_database_that_is_busy_fails_the_tick_as_a_whole(stepped: Instance, db: Connection) -> None:
     await db.execute(PROMOTE % "53200")
     with pytest.raises(StoreBusy):
-        await still.ticker.run_once()
+        await stepped.ticker.run_once()

@@ -31,96 +31,96 @@ def credit(instance: Instance) -> dict[str, int]:
     }
 
 
-async def test_a_job_past_its_deadline_is_not_delivered_and_the_others_are(still: Instance, clock: Clock) -> None:
-    first = await still.submit()
+async def test_a_job_past_its_deadline_is_not_delivered_and_the_others_are(stepped: Instance, clock: Clock) -> None:
+    first = await stepped.submit()
     late = [
-        *await still.submit(deadline=clock.now + SECOND, headers={"trace": "abc"}),
-        *await still.submit(deadline=timedelta(seconds=1)),
+        *await stepped.submit(deadline=clock.now + SECOND, headers={"trace": "abc"}),
+        *await stepped.submit(deadline=timedelta(seconds=1)),
     ]
-    in_time = await still.submit(deadline=timedelta(seconds=2))
-    others = await still.submit(2, headers={"trace": "abc"})
+    in_time = await stepped.submit(deadline=timedelta(seconds=2))
+    others = await stepped.submit(2, headers={"trace": "abc"})
     await clock.advance(seconds=1.5)
-    one, two = await still.worker("one", slots=3), await still.worker("two", slots=5)
-    await still.claimer.run_once()
+    one, two = await stepped.worker("one", slots=3), await stepped.worker("two", slots=5)
+    await stepped.claimer.run_once()
     got = [*(await one.take()).ids, *(await two.take()).ids]
     assert sorted(got) == sorted([*first, *in_time, *others])
-    assert credit(still) == {"one": 3 - len(one.delivered[0]), "two": 5 - len(two.delivered[0])}  # what came is taken
-    await still.flushed()
+    assert credit(stepped) == {"one": 3 - len(one.delivered[0]), "two": 5 - len(two.delivered[0])}  # what came is taken
+    await stepped.flushed()
     for job_id in late:
-        job = await still.job(job_id)
+        job = await stepped.job(job_id)
         assert (job.state, job.attempt) == (State.DEAD, 1)
         assert job.deadline.isoformat().replace("+00:00", "")[:22] in job.last_error
         assert "it was not started" in job.last_error
         assert [(event.kind.label, event.error_type) for event in job.events] == [("failed", "deadline_exceeded")]
-        assert job_id in still.ended  # a caller who waits for its result gets it
-    assert (await still.states())[State.RUNNING] == 4
+        assert job_id in stepped.ended  # a caller who waits for its result gets it
+    assert (await stepped.states())[State.RUNNING] == 4
 
 
 async def test_a_claim_of_nothing_but_late_jobs_sends_nothing_and_keeps_the_credit(
-    still: Instance, clock: Clock
+    stepped: Instance, clock: Clock
 ) -> None:
-    await still.submit(4, deadline=timedelta(seconds=1))
+    await stepped.submit(4, deadline=timedelta(seconds=1))
     await clock.advance(seconds=5)
-    await still.worker("one", slots=2)
-    gone = await still.worker("gone", slots=2)
+    await stepped.worker("one", slots=2)
+    gone = await stepped.worker("gone", slots=2)
     for _ in range(3):
-        await still.claimer.run_once()
-    await still.flushed()
-    assert credit(still) == {"one": 2, "gone": 2}
+        await stepped.claimer.run_once()
+    await stepped.flushed()
+    assert credit(stepped) == {"one": 2, "gone": 2}
     gone.lose()
-    assert still.free() == 2
-    assert await still.states() == {State.DEAD: 4}
+    assert stepped.free() == 2
+    assert await stepped.states() == {State.DEAD: 4}
 
 
-async def test_a_job_whose_payload_is_gone_ends_and_the_others_are_delivered(still: Instance, db: Connection) -> None:
-    (bare,) = await still.submit(payload=b"l" * 3_000)
-    others = await still.submit(2)
+async def test_a_job_whose_payload_is_gone_ends_and_the_others_are_delivered(stepped: Instance, db: Connection) -> None:
+    (bare,) = await stepped.submit(payload=b"l" * 3_000)
+    others = await stepped.submit(2)
     await db.execute("DELETE FROM headgate.payloads WHERE id = $1", bare)
-    worker = await still.worker("one", slots=5)
-    await still.claimer.run_once()
+    worker = await stepped.worker("one", slots=5)
+    await stepped.claimer.run_once()
     assert list((await worker.take()).ids) == others
-    await still.flushed()
-    job = await still.job(bare)
+    await stepped.flushed()
+    job = await stepped.job(bare)
     assert (job.state, [event.error_type for event in job.events]) == (State.DEAD, ["payload_lost"])
 
 
 @pytest.mark.parametrize(("left", "starts"), [(timedelta(0), False), (timedelta(microseconds=1), True)])
-async def test_at_its_deadline_a_job_is_late(still: Instance, clock: Clock, left: timedelta, starts: bool) -> None:
-    (job_id,) = await still.submit(deadline=clock.now + SECOND + left)
+async def test_at_its_deadline_a_job_is_late(stepped: Instance, clock: Clock, left: timedelta, starts: bool) -> None:
+    (job_id,) = await stepped.submit(deadline=clock.now + SECOND + left)
     await clock.advance(seconds=1)
-    await still.worker("one", slots=1)
-    await still.claimer.run_once()
-    await still.flushed()
-    assert (await still.job(job_id)).state is (State.RUNNING if starts else State.DEAD)
+    await stepped.worker("one", slots=1)
+    await stepped.claimer.run_once()
+    await stepped.flushed()
+    assert (await stepped.job(job_id)).state is (State.RUNNING if starts else State.DEAD)
 
 
 @pytest.mark.parametrize("ahead", [-YEAR, YEAR])
-async def test_the_clock_of_the_database_decides(still: Instance, clock: Clock, ahead: timedelta) -> None:
+async def test_the_clock_of_the_database_decides(stepped: Instance, clock: Clock, ahead: timedelta) -> None:
     """This machine's is a year away from it, in either direction."""
     await clock.set(clock.now + ahead)
-    in_time = await still.submit(deadline=clock.now + 3 * SECOND)
-    late = [*await still.submit(deadline=clock.now + SECOND), *await still.submit(deadline=SECOND)]
-    assert (await still.job(late[1])).deadline == clock.now + SECOND  # a span counts from the submit
+    in_time = await stepped.submit(deadline=clock.now + 3 * SECOND)
+    late = [*await stepped.submit(deadline=clock.now + SECOND), *await stepped.submit(deadline=SECOND)]
+    assert (await stepped.job(late[1])).deadline == clock.now + SECOND  # a span counts from the submit
     await clock.advance(seconds=2)
-    worker = await still.worker("one", slots=9)
-    await still.claimer.run_once()
+    worker = await stepped.worker("one", slots=9)
+    await stepped.claimer.run_once()
     assert list((await worker.take()).ids) == in_time
-    await still.flushed()
-    assert [(await still.job(job_id)).state for job_id in late] == [State.DEAD, State.DEAD]
+    await stepped.flushed()
+    assert [(await stepped.job(job_id)).state for job_id in late] == [State.DEAD, State.DEAD]
 
 
-async def test_a_retry_that_is_due_after_the_deadline_ends_when_its_turn_comes(still: Instance, clock: Clock) -> None:
-    (job_id,) = await still.submit(deadline=timedelta(seconds=1))
-    worker = await still.worker("one", slots=1)
-    await still.claimer.run_once()
+async def test_a_retry_that_is_due_after_the_deadline_ends_when_its_turn_comes(stepped: Instance, clock: Clock) -> None:
+    (job_id,) = await stepped.submit(deadline=timedelta(seconds=1))
+    worker = await stepped.worker("one", slots=1)
+    await stepped.claimer.run_once()
     await worker.report(job_id, (await worker.take()).epochs[0], Failed(error=ErrorInfo(type="Oops")))
-    assert (await still.job(job_id)).state is State.RETRYING
+    assert (await stepped.job(job_id)).state is State.RETRYING
     await clock.advance(days=1)
-    await still.ticker.run_once()
+    await stepped.ticker.run_once()
     worker.ready(1)
-    await still.claimer.run_once()
-    await still.flushed()
-    job = await still.job(job_id)
+    await stepped.claimer.run_once()
+    await stepped.flushed()
+    job = await stepped.job(job_id)
     assert (job.state, job.attempt) == (State.DEAD, 2)
     assert "deadline" in job.last_error
 
@@ -138,26 +138,26 @@ async def test_a_span_counts_from_the_submit_also_when_a_worker_waits(database: 
 
 @pytest.mark.parametrize("passed", [True, False])
 async def test_a_redrive_drops_a_deadline_that_has_passed_and_keeps_another(
-    still: Instance, clock: Clock, passed: bool
+    stepped: Instance, clock: Clock, passed: bool
 ) -> None:
     deadline = clock.now + timedelta(hours=1)
-    (job_id,) = await still.submit(deadline=deadline, headers={"trace": "abc"})
-    worker = await still.worker("one", slots=1)
+    (job_id,) = await stepped.submit(deadline=deadline, headers={"trace": "abc"})
+    worker = await stepped.worker("one", slots=1)
     if passed:
         await clock.advance(hours=2)
-    await still.claimer.run_once()
+    await stepped.claimer.run_once()
     if not passed:
         fatal = Failed(error=ErrorInfo(type="Oops"), permanent=True)
         await worker.report(job_id, (await worker.take()).epochs[0], fatal)
         worker.ready(1)
-    await still.flushed()
-    assert (await still.job(job_id)).state is State.DEAD
+    await stepped.flushed()
+    assert (await stepped.job(job_id)).state is State.DEAD
     how = Redrive()
-    await AdminStore(still.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
-    job = await still.job(job_id)
+    await AdminStore(stepped.store).redrive(worker.session.tenant_no, [job_id], how, who="ann", reason="again")
+    job = await stepped.job(job_id)
     assert (job.deadline, job.headers) == (None if passed else deadline, {"trace": "abc"})
-    still.demands.wake_all()
-    await still.claimer.run_once()
+    stepped.demands.wake_all()
+    await stepped.claimer.run_once()
     assert list((await worker.take()).ids) == [job_id]
 
 
@@ -177,14 +177,14 @@ async def test_a_deadline_that_cannot_be_kept_is_refused_in_sql(db: Connection, 
 
 
 @pytest.mark.parametrize("more", ["", ', headers => \'{"trace": "abc"}\''])
-async def test_a_sql_submit_stores_the_same_deadline(still: Instance, db: Connection, more: str) -> None:
-    (of_store,) = await still.submit(
+async def test_a_sql_submit_stores_the_same_deadline(stepped: Instance, db: Connection, more: str) -> None:
+    (of_store,) = await stepped.submit(
         deadline=(at := await db.fetchval("SELECT now() + interval '1 h'")), headers={"trace": "abc"} if more else {}
     )
     of_sql = await db.fetchval(
         f"SELECT headgate.submit('mail', '{{}}'::jsonb, tenant => 'acme', deadline => $1{more})", at
     )
-    found: list[Any] = [await still.job(one) for one in (of_store, of_sql)]
+    found: list[Any] = [await stepped.job(one) for one in (of_store, of_sql)]
     assert found[0].deadline == found[1].deadline == at
     rows = await db.fetch("SELECT DISTINCT headers FROM headgate.jobs")
     assert len(rows) == 1
@@ -194,46 +194,46 @@ SUBMIT = "SELECT headgate.submit('mail', $1::jsonb, tenant => 'acme', headers =>
 SCHEMA = '{"type": "object", "properties": {"to": {"type": "string"}}}'
 
 
-async def test_a_payload_of_an_sql_submit_that_does_not_match_is_not_delivered_and_ends_dead(still: Instance) -> None:
-    topics = TopicStore(still.store)
+async def test_a_payload_of_an_sql_submit_that_does_not_match_is_not_delivered_and_ends_dead(stepped: Instance) -> None:
+    topics = TopicStore(stepped.store)
     await topics.set_topic("acme", "mail", rules={"payload_schema": SCHEMA}, limits={}, actor="ana", reason="")
-    await still.store.refresh_names()
-    before = await still.submit(payload=b'{"to": 1}')  # stored by a server: whoever checks payloads has checked this
-    async with still.store.lane("upkeep").use() as db:
+    await stepped.store.refresh_names()
+    before = await stepped.submit(payload=b'{"to": 1}')  # stored by a server: whoever checks payloads has checked this
+    async with stepped.store.lane("upkeep").use() as db:
         bad, good, headed = [
             await db.fetchval(SUBMIT, *values)
             for values in (('{"to": 3}', None), ('{"to": "a"}', None), ('{"to": 4}', '{"trace": "abc"}'))
         ]
-    worker = await still.worker("one", slots=5)
-    await still.claimer.run_once()
+    worker = await stepped.worker("one", slots=5)
+    await stepped.claimer.run_once()
     delivery = await worker.take()
     assert sorted(delivery.ids) == sorted([*before, good])
-    assert credit(still) == {"one": 3}
-    await still.flushed()
+    assert credit(stepped) == {"one": 3}
+    await stepped.flushed()
     for job_id, found in ((bad, 3), (headed, 4)):
-        job = await still.job(job_id)
+        job = await stepped.job(job_id)
         assert (job.state, job.attempt) == (State.DEAD, 1)
         assert f'payload/to: {found} is not of type "string"' in job.last_error
         assert "was submitted by SQL, and was not started" in job.last_error
         assert [(event.kind.label, event.error_type) for event in job.events] == [("failed", "payload_mismatch")]
-    assert (await still.job(headed)).headers == {"trace": "abc"}  # what marks it is not shown
+    assert (await stepped.job(headed)).headers == {"trace": "abc"}  # what marks it is not shown
 
 
-async def test_a_redriven_job_is_checked_by_the_schema_that_its_topic_has_then(still: Instance) -> None:
-    topics = TopicStore(still.store)
+async def test_a_redriven_job_is_checked_by_the_schema_that_its_topic_has_then(stepped: Instance) -> None:
+    topics = TopicStore(stepped.store)
     await topics.set_topic("acme", "mail", rules={"payload_schema": SCHEMA}, limits={}, actor="ana", reason="")
-    await still.store.refresh_names()
-    async with still.store.lane("upkeep").use() as db:
+    await stepped.store.refresh_names()
+    async with stepped.store.lane("upkeep").use() as db:
         job_id = await db.fetchval(SUBMIT, '{"to": 3}', None)
-    worker = await still.worker("one", slots=1)
-    await still.claimer.run_once()
-    await still.flushed()
-    assert await still.states() == {State.DEAD: 1}
+    worker = await stepped.worker("one", slots=1)
+    await stepped.claimer.run_once()
+    await stepped.flushed()
+    assert await stepped.states() == {State.DEAD: 1}
     await topics.set_topic("acme", "mail", rules={"payload_schema": None}, limits={}, actor="ana", reason="")
-    await still.store.refresh_names()
-    await AdminStore(still.store).redrive(
-        await still.store.tenant_no("acme"), [job_id], Redrive(), who="ana", reason=""
+    await stepped.store.refresh_names()
+    await AdminStore(stepped.store).redrive(
+        await stepped.store.tenant_no("acme"), [job_id], Redrive(), who="ana", reason=""
     )
-    still.demands.wake_all()
-    await still.claimer.run_once()
+    stepped.demands.wake_all()
+    await stepped.claimer.run_once()
     assert list((await worker.take()).ids) == [job_id]

@@ -129,10 +129,10 @@ def test_a_prefix_has_4_to_32_hexadecimal_digits(wrong: str) -> None:
         id_range(wrong)
 
 
-async def test_a_token_for_some_topics_does_not_learn_how_many_ids_others_have(still: Instance) -> None:
-    (job_id,) = await still.submit(1)
+async def test_a_token_for_some_topics_does_not_learn_how_many_ids_others_have(stepped: Instance) -> None:
+    (job_id,) = await stepped.submit(1)
     limited = Identity(tenant="acme", subject="eve", scopes=frozenset({Scope.READ}), topics=TopicSet.of("mail"))
-    verbs = Desk(still).verbs
+    verbs = Desk(stepped).verbs
     with pytest.raises(InvalidInput, match=r"prefix.*at least 12 digits"):
         await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:12])  # 11 digits and a dash
     assert await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:13]) == ([job_id], False)

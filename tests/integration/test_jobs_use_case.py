@@ -67,11 +67,11 @@ class Desk:
         return task
 
 
-async def test_a_job_of_another_topic_or_tenant_does_not_exist(still: Instance) -> None:
-    (job,) = await still.submit()
-    desk = Desk(still)
-    assert (await desk.jobs.get(caller_of(still.tenant, "mail"), job, payload=True)).payload == b"x"
-    for caller in (caller_of(still.tenant, "sms"), caller_of("other")):
+async def test_a_job_of_another_topic_or_tenant_does_not_exist(stepped: Instance) -> None:
+    (job,) = await stepped.submit()
+    desk = Desk(stepped)
+    assert (await desk.jobs.get(caller_of(stepped.tenant, "mail"), job, payload=True)).payload == b"x"
+    for caller in (caller_of(stepped.tenant, "sms"), caller_of("other")):
         with pytest.raises(NotFound):
             await desk.jobs.get(caller, job)
         with pytest.raises(NotFound):
@@ -89,10 +89,10 @@ async def test_a_wait_ends_with_the_job_or_with_its_time(one: Instance) -> None:
     assert (await asyncio.wait_for(task, SOON.total_seconds())).state is State.COMPLETED
 
 
-async def test_a_wait_ends_when_its_token_is_revoked_or_permits_the_topic_no_more(still: Instance) -> None:
-    (job,) = await still.submit()
-    for now, error in ((None, TokenRevoked), (caller_of(still.tenant, "sms"), NotFound)):
-        desk = Desk(still)
+async def test_a_wait_ends_when_its_token_is_revoked_or_permits_the_topic_no_more(stepped: Instance) -> None:
+    (job,) = await stepped.submit()
+    for now, error in ((None, TokenRevoked), (caller_of(stepped.tenant, "sms"), NotFound)):
+        desk = Desk(stepped)
         task = await desk.waiting(job)
         desk.tokens.now = now
         for call in desk.calls:
@@ -102,9 +102,9 @@ async def test_a_wait_ends_when_its_token_is_revoked_or_permits_the_topic_no_mor
         assert not len(desk.calls)
 
 
-async def test_a_wait_ends_when_the_instance_stops(still: Instance) -> None:
-    (job,) = await still.submit()
-    desk = Desk(still)
+async def test_a_wait_ends_when_the_instance_stops(stepped: Instance) -> None:
+    (job,) = await stepped.submit()
+    desk = Desk(stepped)
     task = await desk.waiting(job)
     desk.draining.set()
     desk.waiters.stop()
@@ -112,10 +112,10 @@ async def test_a_wait_ends_when_the_instance_stops(still: Instance) -> None:
         await asyncio.wait_for(task, SOON.total_seconds())
 
 
-async def test_batches_are_opened_once_and_seen_by_those_whose_topics_they_have(still: Instance) -> None:
-    submits = Submits(still.store, still.submitter, make_id=new_id)
-    batches = Batches(BatchStore(still.store), submits, make_id=new_id)
-    mail = caller_of(still.tenant, "mail")
+async def test_batches_are_opened_once_and_seen_by_those_whose_topics_they_have(stepped: Instance) -> None:
+    submits = Submits(stepped.store, stepped.submitter, make_id=new_id)
+    batches = Batches(BatchStore(stepped.store), submits, make_id=new_id)
+    mail = caller_of(stepped.tenant, "mail")
     batch_id, callback = new_id(), Draft(id=new_id().bytes, new_id=False)
     opened = await batches.open(mail, callback, read_draft, batch_id=batch_id, name="letters")
     assert (
@@ -123,7 +123,7 @@ async def test_batches_are_opened_once_and_seen_by_those_whose_topics_they_have(
     )
     with pytest.raises(PermissionDenied):
         await batches.open(mail, Draft(topic="sms"), read_draft)
-    for stranger in (caller_of(still.tenant, "sms"), caller_of("other")):
+    for stranger in (caller_of(stepped.tenant, "sms"), caller_of("other")):
         with pytest.raises(NotFound):
             await batches.get(stranger, opened.id)
         with pytest.raises(NotFound):

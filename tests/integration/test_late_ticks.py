@@ -29,7 +29,7 @@ CREATE TRIGGER poison BEFORE UPDATE ON headgate.jobs
 
 
 @pytest.fixture
-async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+async def stepped(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
 
@@ -47,124 +47,124 @@ async def one_more(one: Instance, clock: Clock) -> None:
 
 
 async def test_a_delayed_job_that_is_committed_long_after_it_was_due_is_promoted_by_the_next_tick(
-    database: str, still: Instance, clock: Clock
+    database: str, stepped: Instance, clock: Clock
 ) -> None:
-    await one_more(still, clock)
+    await one_more(stepped, clock)
     async with stranger(database) as session:
         late = await session.fetchval(DELAYED)
         for _ in range(4):
-            await one_more(still, clock)
-    assert await promoted(still) == {late}
+            await one_more(stepped, clock)
+    assert await promoted(stepped) == {late}
 
 
 async def test_a_due_job_that_was_locked_for_long_is_promoted_by_the_tick_after(
-    database: str, still: Instance, clock: Clock
+    database: str, stepped: Instance, clock: Clock
 ) -> None:
-    (locked,) = await still.submit(1, delay=SECOND)
+    (locked,) = await stepped.submit(1, delay=SECOND)
     async with stranger(database) as session:
         assert await session.fetch("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked)
         for _ in range(4):
-            await one_more(still, clock)
-    assert await promoted(still) == {locked}
+            await one_more(stepped, clock)
+    assert await promoted(stepped) == {locked}
 
 
-async def test_floors_do_rise_when_nothing_is_in_flight(still: Instance, clock: Clock) -> None:
+async def test_floors_do_rise_when_nothing_is_in_flight(stepped: Instance, clock: Clock) -> None:
     for _ in range(3):
-        await one_more(still, clock)
-    assert still.store._promoted.at == clock.now - timedelta(seconds=24), (
+        await one_more(stepped, clock)
+    assert stepped.store._promoted.at == clock.now - timedelta(seconds=24), (
         "nine seconds late, a slack of five, a tick behind"
     )
 
 
 async def test_an_attempt_whose_claim_is_committed_late_is_reaped_by_the_next_tick(
-    database: str, still: Instance, clock: Clock
+    database: str, stepped: Instance, clock: Clock
 ) -> None:
-    await still.submit(1, "other")
+    await stepped.submit(1, "other")
     async with stranger(database) as session:
         late = Queue(session)
         (job,) = (await late.claim(1, "other")).ids
         for _ in range(4):
             await clock.advance(seconds=10)
-            await still.submit(1)
-            await still.worker(slots=1)
-            assert await still.claimer.run_once() == 1
-            await still.ticker.run_once()
+            await stepped.submit(1)
+            await stepped.worker(slots=1)
+            assert await stepped.claimer.run_once() == 1
+            await stepped.ticker.run_once()
     await clock.advance(seconds=21)
-    assert (await still.ticker.run_once()).reaped == 1
-    assert (await still.job(job)).state is State.RETRYING
+    assert (await stepped.ticker.run_once()).reaped == 1
+    assert (await stepped.job(job)).state is State.RETRYING
 
 
 async def test_a_lock_on_a_keys_usage_delays_only_the_promotion_of_its_jobs(
-    database: str, still: Instance, clock: Clock
+    database: str, stepped: Instance, clock: Clock
 ) -> None:
     limits = {"max_running_per_key": 1}
-    await TopicStore(still.store).set_topic(still.tenant, "keyed", rules={}, limits=limits, actor="test", reason="")
-    (keyed,) = await still.submit(1, "keyed", limit_key="k", delay=SECOND)
-    (plain,) = await still.submit(1, delay=SECOND)
-    await still.submit(1, "keyed", limit_key="k")  # the key has its row
+    await TopicStore(stepped.store).set_topic(stepped.tenant, "keyed", rules={}, limits=limits, actor="test", reason="")
+    (keyed,) = await stepped.submit(1, "keyed", limit_key="k", delay=SECOND)
+    (plain,) = await stepped.submit(1, delay=SECOND)
+    await stepped.submit(1, "keyed", limit_key="k")  # the key has its row
     await clock.advance(seconds=2)
     async with stranger(database) as session:
         assert await session.fetch("SELECT FROM headgate.limit_usage WHERE limit_key = 'k' FOR UPDATE")
-        assert await promoted(still) == {plain}
-        assert await promoted(still) == set()
-    assert await promoted(still) == {keyed}
+        assert await promoted(stepped) == {plain}
+        assert await promoted(stepped) == set()
+    assert await promoted(stepped) == {keyed}
 
 
 async def test_a_lock_on_the_usage_of_a_limit_delays_only_the_reaping_of_its_jobs(
-    database: str, still: Instance, clock: Clock
+    database: str, stepped: Instance, clock: Clock
 ) -> None:
-    await TopicStore(still.store).set_topic(
-        still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
+    await TopicStore(stepped.store).set_topic(
+        stepped.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
     )
     for topic in ("limited", "mail"):
-        await still.submit(2, topic)
-        await still.worker("", topic, slots=2)
-        assert await still.claimer.run_once() == 2
+        await stepped.submit(2, topic)
+        await stepped.worker("", topic, slots=2)
+        assert await stepped.claimer.run_once() == 2
     await clock.advance(seconds=61)
     async with stranger(database) as session:
         assert await session.fetch("SELECT FROM headgate.limit_usage FOR UPDATE")
-        assert (await asyncio.wait_for(still.ticker.run_once(), ANSWERED)).reaped == 2
-        assert (await asyncio.wait_for(still.ticker.run_once(), ANSWERED)).reaped == 0
-    assert (await still.ticker.run_once()).reaped == 2
+        assert (await asyncio.wait_for(stepped.ticker.run_once(), ANSWERED)).reaped == 2
+        assert (await asyncio.wait_for(stepped.ticker.run_once(), ANSWERED)).reaped == 0
+    assert (await stepped.ticker.run_once()).reaped == 2
 
 
-async def test_due_jobs_do_not_wait_for_the_watchdog(still: Instance, clock: Clock) -> None:
-    await still.submit(1)
-    await still.worker("dead", slots=1)
-    assert await still.claimer.run_once() == 1
-    await still.submit(1, delay=SECOND)
-    await still.worker("waiting", slots=1)
-    assert await still.claimer.run_once() == 0
+async def test_due_jobs_do_not_wait_for_the_watchdog(stepped: Instance, clock: Clock) -> None:
+    await stepped.submit(1)
+    await stepped.worker("dead", slots=1)
+    assert await stepped.claimer.run_once() == 1
+    await stepped.submit(1, delay=SECOND)
+    await stepped.worker("waiting", slots=1)
+    assert await stepped.claimer.run_once() == 0
     await clock.advance(seconds=61)
-    hold = still.store.before["reap"] = Hold()
-    tick = asyncio.create_task(still.ticker.run_once())
+    hold = stepped.store.before["reap"] = Hold()
+    tick = asyncio.create_task(stepped.ticker.run_once())
     await hold.reached()
-    assert await still.claimer.run_once() == 1, "the job that fell due"
+    assert await stepped.claimer.run_once() == 1, "the job that fell due"
     hold.release()
     assert (await tick).reaped == 1
 
 
 async def test_a_job_that_cannot_be_promoted_or_reaped_keeps_no_other_and_is_named_once(
-    still: Instance, clock: Clock, db: Connection, caplog: pytest.LogCaptureFixture
+    stepped: Instance, clock: Clock, db: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ids = await still.submit(5)
-    await still.worker(slots=5)
-    assert await still.claimer.run_once() == 5
+    ids = await stepped.submit(5)
+    await stepped.worker(slots=5)
+    assert await stepped.claimer.run_once() == 5
     await clock.advance(seconds=61)
     await db.execute(POISON % ids[2])
     for reaped in (4, 0, 0):
-        assert (await still.ticker.run_once()).reaped == reaped
+        assert (await stepped.ticker.run_once()).reaped == reaped
     await db.execute("DROP FUNCTION public.poison CASCADE")
-    assert (await still.ticker.run_once()).reaped == 1
+    assert (await stepped.ticker.run_once()).reaped == 1
     assert caplog.text.count("job_stuck") == 1
-    waiting = {job for job in ids if (await still.job(job)).state is State.RETRYING}
+    waiting = {job for job in ids if (await stepped.job(job)).state is State.RETRYING}
     assert waiting == set(ids)
     await clock.advance(hours=1)
     caplog.clear()
     await db.execute(POISON % ids[1])
-    assert await promoted(still) == set(ids) - {ids[1]}
-    assert await promoted(still) == await promoted(still) == set()
+    assert await promoted(stepped) == set(ids) - {ids[1]}
+    assert await promoted(stepped) == await promoted(stepped) == set()
     assert caplog.text.count("job_stuck") == 1
     assert f"job_id={ids[1]} error=XX001 invalid page in block 7" in caplog.text
     await db.execute("DROP FUNCTION public.poison CASCADE")
-    assert await promoted(still) == {ids[1]}
+    assert await promoted(stepped) == {ids[1]}

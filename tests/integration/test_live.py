@@ -56,9 +56,9 @@ class Pages:
 
 
 @pytest.fixture
-def pages(still: Instance, monkeypatch: pytest.MonkeyPatch) -> Pages:
+def pages(stepped: Instance, monkeypatch: pytest.MonkeyPatch) -> Pages:
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.02)
-    return Pages(still)
+    return Pages(stepped)
 
 
 async def following(stream: OpenStream[Hint]) -> Hint:

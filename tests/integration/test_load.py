@@ -14,13 +14,13 @@ from headgate.store.load import _changed, name_of
 from tests.support.dispatching import Instance
 
 
-async def test_a_busy_lane_is_seen_with_what_it_waits_for(still: Instance, database: str) -> None:
+async def test_a_busy_lane_is_seen_with_what_it_waits_for(stepped: Instance, database: str) -> None:
     async def busy() -> None:
-        async with still.store.lane("settle").use() as db:
+        async with stepped.store.lane("settle").use() as db:
             await db.execute("SELECT pg_sleep(1.5)")
 
     sleeping = asyncio.create_task(busy())
-    await still.submit(5)
+    await stepped.submit(5)
     report = await load_report(database, span=timedelta(seconds=1))
     await sleeping
     lanes = {one.lane: one for one in report.lanes}

@@ -29,7 +29,7 @@ DEPENDING = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme', depend
 
 
 @pytest.fixture
-async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+async def stepped(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     """An instance that moves only when the test calls it; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
@@ -60,52 +60,52 @@ async def renewed(one: Instance) -> int:
 @pytest.mark.req("L3")
 @pytest.mark.parametrize("first", ["the renewal", "the watchdog"])
 async def test_two_locked_rows_cost_no_other_job_its_lease(
-    database: str, still: Instance, seconds: ManualClock, clock: Clock, first: str
+    database: str, stepped: Instance, seconds: ManualClock, clock: Clock, first: str
 ) -> None:
-    worker, ids = await holding(still, 50)
+    worker, ids = await holding(stepped, 50)
     locked, free = ids[10:12], ids[:10] + ids[12:]
     async with locking(database, locked):
         for _ in range(5):  # two and a half leases
             seconds.advance(31)
             await clock.advance(seconds=31)
             worker.session.mark_seen()
-            assert await renewed(still) == 48
-            assert (await still.ticker.run_once()).reaped == 0
+            assert await renewed(stepped) == 48
+            assert (await stepped.ticker.run_once()).reaped == 0
         for job in free:
             assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
         assert set(worker.session.held) == set(locked), "still held, and asked for again at every pass"
         assert not worker.told, "nobody was told that a lease is lost"
-        assert still.renewer.skipped == 10
+        assert stepped.renewer.skipped == 10
     # They are free again, and their leases are over: the first claim gets them.
     if first == "the renewal":
-        assert await renewed(still) == 2
-        assert (await still.ticker.run_once()).reaped == 0
-        assert await renewed(still) == 0, "renewed, hence not due"
+        assert await renewed(stepped) == 2
+        assert (await stepped.ticker.run_once()).reaped == 0
+        assert await renewed(stepped) == 0, "renewed, hence not due"
     else:
-        assert (await still.ticker.run_once()).reaped == 2
-        assert await renewed(still) == 0
+        assert (await stepped.ticker.run_once()).reaped == 2
+        assert await renewed(stepped) == 0
         assert {one for one, _ in (await worker.hear()).lost} == set(locked)
         assert not worker.session.held
     for job in locked:
         receipt = (await worker.report(job, 1, DONE)).receipt
         assert receipt is (Receipt.APPLIED if first == "the renewal" else Receipt.STALE)
-    states = await still.states()
+    states = await stepped.states()
     assert states[State.COMPLETED] == (50 if first == "the renewal" else 48)
 
 
 async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
-    database: str, still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+    database: str, stepped: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
-    worker, (locked, free) = await holding(still, 2)
+    worker, (locked, free) = await holding(stepped, 2)
     seconds.advance(31)
     await clock.advance(seconds=31)
     worker.session.mark_seen()
     async with locking(database, [locked]):
-        assert await renewed(still) == 1
-        assert await renewed(still) == 0  # asked again, and only it
-        assert still.store.renewed_rows == 3
+        assert await renewed(stepped) == 1
+        assert await renewed(stepped) == 0  # asked again, and only it
+        assert stepped.store.renewed_rows == 3
     before = await db.fetchval("SELECT lease_until FROM headgate.jobs WHERE id = $1", locked)
-    assert await renewed(still) == 1
+    assert await renewed(stepped) == 1
     after = await db.fetchval("SELECT lease_until FROM headgate.jobs WHERE id = $1", locked)
     assert after - before == timedelta(seconds=31)
     assert set(worker.session.held) == {locked, free}
@@ -113,81 +113,81 @@ async def test_a_locked_row_is_renewed_as_soon_as_it_is_free(
 
 @pytest.mark.parametrize("passes", [1, 2])
 async def test_a_running_job_that_an_open_transaction_depends_on_is_not_reaped_and_then_renewed(
-    database: str, still: Instance, seconds: ManualClock, clock: Clock, passes: int
+    database: str, stepped: Instance, seconds: ManualClock, clock: Clock, passes: int
 ) -> None:
     """Half a lease, as documented, and longer than a whole one."""
-    worker, (job,) = await holding(still, 1)
+    worker, (job,) = await holding(stepped, 1)
     async with stranger(database) as application:
         await application.fetchval(DEPENDING, [job])
         for _ in range(passes):
             seconds.advance(31)
             await clock.advance(seconds=31)
             worker.session.mark_seen()
-            assert await renewed(still) == 0
-            assert (await still.ticker.run_once()).reaped == 0
-        assert still.renewer.skipped == passes
+            assert await renewed(stepped) == 0
+            assert (await stepped.ticker.run_once()).reaped == 0
+        assert stepped.renewer.skipped == passes
     if passes == 1:
-        assert (await still.ticker.run_once()).reaped == 0, "half a lease is left for the renewal"
-    assert await renewed(still) == 1
-    assert (await still.ticker.run_once()).reaped == 0
+        assert (await stepped.ticker.run_once()).reaped == 0, "half a lease is left for the renewal"
+    assert await renewed(stepped) == 1
+    assert (await stepped.ticker.run_once()).reaped == 0
     assert (await worker.report(job, 1, DONE)).receipt is Receipt.APPLIED
 
 
 async def test_what_a_worker_declares_while_it_is_locked_is_neither_lost_nor_taken_as_renewed(
-    database: str, still: Instance, seconds: ManualClock, clock: Clock
+    database: str, stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, (locked, free, gone) = await holding(still, 3)
+    worker, (locked, free, gone) = await holding(stepped, 3)
     await worker.report(gone, 1, DONE)
     worker.lose()
-    back = await still.worker("w")
+    back = await stepped.worker("w")
     async with locking(database, [locked]):
-        epochs = await still.epochs([locked, free, gone])
-        declared = still.renewer.declare(back.session, [locked, free, gone], epochs, 60_000)
+        epochs = await stepped.epochs([locked, free, gone])
+        declared = stepped.renewer.declare(back.session, [locked, free, gone], epochs, 60_000)
         assert await asyncio.wait_for(declared, SOON) == [(gone, epochs[2])]
         assert set(back.session.held) == {locked, free}
-        assert await still.store.abandon_undeclared(back.session.tenant_no, "w", list(back.session.held)) == []
-        assert await renewed(still) == 0
-    assert await renewed(still) == 1, "due at once, for nobody has renewed it here"
+        assert await stepped.store.abandon_undeclared(back.session.tenant_no, "w", list(back.session.held)) == []
+        assert await renewed(stepped) == 0
+    assert await renewed(stepped) == 1, "due at once, for nobody has renewed it here"
     await settle_down()
     assert (await back.report(locked, 1, DONE)).receipt is Receipt.APPLIED
 
 
 async def test_a_worker_that_is_back_does_not_wait_for_what_a_limit_counts(
-    database: str, still: Instance, db: Connection
+    database: str, stepped: Instance, db: Connection
 ) -> None:
-    await TopicStore(still.store).set_topic(
-        still.tenant, "mail", rules={}, limits={"max_running": 5}, actor="test", reason=""
+    await TopicStore(stepped.store).set_topic(
+        stepped.tenant, "mail", rules={}, limits={"max_running": 5}, actor="test", reason=""
     )
-    worker, (job,) = await holding(still, 1)
+    worker, (job,) = await holding(stepped, 1)
     worker.lose()
-    back = await still.worker("w")
+    back = await stepped.worker("w")
     async with stranger(database, "SELECT FROM headgate.limit_usage FOR UPDATE"):
-        waiting = still.store.abandon_undeclared(back.session.tenant_no, "w", [])
+        waiting = stepped.store.abandon_undeclared(back.session.tenant_no, "w", [])
         assert await asyncio.wait_for(waiting, 5) == []  # half of what a session waits for a lock
-    assert await still.store.abandon_undeclared(back.session.tenant_no, "w", []) == [job]
+    assert await stepped.store.abandon_undeclared(back.session.tenant_no, "w", []) == [job]
 
 
 @pytest.mark.parametrize("strength", ["UPDATE", "SHARE"])
 async def test_for_locked_rows_only_certain_answers_are_given(
-    database: str, still: Instance, clock: Clock, strength: str
+    database: str, stepped: Instance, clock: Clock, strength: str
 ) -> None:
-    worker, (mine, theirs) = await holding(still, 2)
+    worker, (mine, theirs) = await holding(stepped, 2)
     tenant = worker.session.tenant_no
     await clock.advance(seconds=61)
-    my_first, their_first = await still.epochs([mine, theirs])
-    await still.store.renew({(tenant, 60_000): ([mine], [my_first])})
-    await still.ticker.run_once()
+    my_first, their_first = await stepped.epochs([mine, theirs])
+    await stepped.store.renew({(tenant, 60_000): ([mine], [my_first])})
+    await stepped.ticker.run_once()
     await clock.advance(seconds=20)
-    await still.ticker.run_once()
-    other = await still.worker("successor", slots=1)
-    assert await still.claimer.run_once() == 1
+    await stepped.ticker.run_once()
+    other = await stepped.worker("successor", slots=1)
+    assert await stepped.claimer.run_once() == 1
     assert list((await other.take()).ids) == [theirs]
     async with locking(database, [mine, theirs], strength):
         asked = {
             (tenant, 60_000): ([mine, theirs], [my_first, their_first]),
             (tenant, 30_000): ([theirs], [their_first + 1]),
         }
-        answers = await asyncio.wait_for(still.store.renew(asked), SOON)
+        answers = await asyncio.wait_for(stepped.store.renew(asked), SOON)
     assert answers == {
         (tenant, mine, my_first): SKIPPED,
         (tenant, theirs, their_first): LOST,  # a newer epoch has it, whatever holds its row now
@@ -196,26 +196,26 @@ async def test_for_locked_rows_only_certain_answers_are_given(
 
 
 async def test_progress_of_a_locked_row_keeps_no_renewal_waiting(
-    database: str, still: Instance, db: Connection
+    database: str, stepped: Instance, db: Connection
 ) -> None:
-    worker, (locked, free) = await holding(still, 2)
+    worker, (locked, free) = await holding(stepped, 2)
     async with locking(database, [locked]):
         words = {job: (worker.session.held[job][0], {"done": 7}) for job in (locked, free)}
-        await asyncio.wait_for(still.store.progress(worker.session.tenant_no, words), SOON)
+        await asyncio.wait_for(stepped.store.progress(worker.session.tenant_no, words), SOON)
     rows = await db.fetch("SELECT id, progress IS NULL FROM headgate.jobs")
     assert {row[0]: row[1] for row in rows} == {locked: True, free: False}
 
 
-async def test_a_renewal_passes_by_what_is_being_reaped(database: str, still: Instance, clock: Clock) -> None:
-    worker, (job,) = await holding(still, 1)
-    tenant, (epoch,) = worker.session.tenant_no, await still.epochs([job])
+async def test_a_renewal_passes_by_what_is_being_reaped(database: str, stepped: Instance, clock: Clock) -> None:
+    worker, (job,) = await holding(stepped, 1)
+    tenant, (epoch,) = worker.session.tenant_no, await stepped.epochs([job])
     asked = {(tenant, 60_000): ([job], [epoch])}
     await clock.advance(seconds=61)
     watchdog = await connect(database, application_name="watchdog")
     try:
         async with watchdog.transaction():
             assert [one.id for one in await leases.reap(watchdog)] == [job]
-            assert await asyncio.wait_for(still.store.renew(asked), SOON) == {(tenant, job, epoch): SKIPPED}
-        assert await still.store.renew(asked) == {(tenant, job, epoch): LOST}
+            assert await asyncio.wait_for(stepped.store.renew(asked), SOON) == {(tenant, job, epoch): SKIPPED}
+        assert await stepped.store.renew(asked) == {(tenant, job, epoch): LOST}
     finally:
         await watchdog.close()

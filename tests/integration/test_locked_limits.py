@@ -60,19 +60,19 @@ async def queue(db: Connection) -> Queue:
     return queue
 
 
-async def declared(still: Instance, rules: dict[str, object], *, worker: str = "w") -> bool:
+async def declared(stepped: Instance, rules: dict[str, object], *, worker: str = "w") -> bool:
     async with asyncio.timeout(SOON.total_seconds()):
-        found = await TopicStore(still.store).declare_topic(
-            still.tenant, "mail", rules, source="shop", worker=worker, actor="token"
+        found = await TopicStore(stepped.store).declare_topic(
+            stepped.tenant, "mail", rules, source="shop", worker=worker, actor="token"
         )
     return found is not None and found[1]
 
 
 async def test_claims_do_not_wait_for_a_limit_that_waits_for_a_locked_job(
-    still: Instance, queue: Queue, database: str
+    stepped: Instance, queue: Queue, database: str
 ) -> None:
     async with holding(database, RUNNING):
-        declaring = asyncio.create_task(declared(still, {"max_running": 2}))
+        declaring = asyncio.create_task(declared(stepped, {"max_running": 2}))
 
         async def looked() -> bool:
             rows = await queue.db.fetch(WAITING)
@@ -86,14 +86,14 @@ async def test_claims_do_not_wait_for_a_limit_that_waits_for_a_locked_job(
     await no_drift(queue.db)
 
 
-async def test_a_job_locked_after_the_look_ends_the_try_at_once(still: Instance, queue: Queue, database: str) -> None:
+async def test_a_job_locked_after_the_look_ends_the_try_at_once(stepped: Instance, queue: Queue, database: str) -> None:
     tenant_no, change = await queue.tenant_no(), {"max_running": 2}
     async with (
-        still.store.lane("upkeep").use() as db,
+        stepped.store.lane("upkeep").use() as db,
         holding(database, "SELECT pg_advisory_xact_lock_shared(4847423, 1)") as claim,
     ):
         await set_lock_timeout(db, timedelta(seconds=60))
-        setting = asyncio.create_task(topics.set_topic(db, still.store.names, tenant_no, "mail", changes=change))
+        setting = asyncio.create_task(topics.set_topic(db, stepped.store.names, tenant_no, "mail", changes=change))
 
         async def waits() -> bool:
             return bool(await queue.db.fetchval(DISPATCH_WAITED_FOR))
@@ -103,19 +103,19 @@ async def test_a_job_locked_after_the_look_ends_the_try_at_once(still: Instance,
             await claim.execute("ROLLBACK AND CHAIN")
             with pytest.raises(RowLocked):
                 await asyncio.wait_for(setting, 30)  # not after its lock timeout of 60 s
-        await topics.set_topic(db, still.store.names, tenant_no, "mail", changes=change)
+        await topics.set_topic(db, stepped.store.names, tenant_no, "mail", changes=change)
 
 
 async def test_a_policy_of_a_change_that_failed_is_given_to_no_job(
-    still: Instance, queue: Queue, database: str
+    stepped: Instance, queue: Queue, database: str
 ) -> None:
-    names, tenant_no = still.store.names, await queue.tenant_no()
-    await still.store.topics(still.tenant, ["mail"])
+    names, tenant_no = stepped.store.names, await queue.tenant_no()
+    await stepped.store.topics(stepped.tenant, ["mail"])
     rules = {"max_running": 2, "retry": FIXED}
-    async with holding(database, RUNNING), still.store.lane("upkeep").use() as db:
+    async with holding(database, RUNNING), stepped.store.lane("upkeep").use() as db:
         with pytest.raises(RowLocked):
             await topics.declare_topic(db, names, tenant_no, "mail", rules, source="s", worker="w", actor="t")
-    (job_id,) = await still.submit(1, policy=FIXED)
+    (job_id,) = await stepped.submit(1, policy=FIXED)
     assert tuple(await queue.db.fetchrow(POLICY, job_id) or ()) == (1, 30_000)
 
 
@@ -130,12 +130,12 @@ async def test_a_job_whose_policy_is_missing_is_retried(queue: Queue) -> None:
 
 
 async def test_what_is_declared_already_locks_nothing_and_no_declaration_delays_operators(
-    still: Instance, queue: Queue, database: str
+    stepped: Instance, queue: Queue, database: str
 ) -> None:
-    async with still.store.as_tenant("admin", 0):
-        assert await declared(still, {"max_attempts": 3})
+    async with stepped.store.as_tenant("admin", 0):
+        assert await declared(stepped, {"max_attempts": 3})
     async with holding(database, TOPIC):
-        assert not await declared(still, {"max_attempts": 3})
-    assert not await declared(still, {"max_attempts": 3}, worker="v")
-    stored = (await TopicStore(still.store).get_topic(still.tenant, "mail")).sources.declarations
+        assert not await declared(stepped, {"max_attempts": 3})
+    assert not await declared(stepped, {"max_attempts": 3}, worker="v")
+    stored = (await TopicStore(stepped.store).get_topic(stepped.tenant, "mail")).sources.declarations
     assert [one.workers for one in stored] == [("v", "w")]

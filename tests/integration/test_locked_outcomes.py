@@ -36,7 +36,7 @@ ANSWERED = 10.0  # seconds for an answer; what holds the lock ends only after it
 
 
 @pytest.fixture
-async def still(database: str) -> AsyncIterator[Instance]:
+async def stepped(database: str) -> AsyncIterator[Instance]:
     async with Instance(database, running=False) as instance:
         yield instance
 
@@ -63,22 +63,22 @@ async def receipts(answer: asyncio.Future[Mapping[int, Settled]], count: int) ->
 @pytest.mark.parametrize("strength", ["UPDATE", "KEY SHARE"])
 @pytest.mark.parametrize("outcome", KINDS, ids=lambda outcome: type(outcome).__name__)
 async def test_an_outcome_behind_a_locked_row_is_settled_while_the_lock_is_held(
-    database: str, still: Instance, outcome: Outcome, strength: str
+    database: str, stepped: Instance, outcome: Outcome, strength: str
 ) -> None:
-    worker, (locked, mate, behind), epoch = await holding(still, 3)
+    worker, (locked, mate, behind), epoch = await holding(stepped, 3)
     async with stranger(database, job_lock(strength), [locked]):
         first = worker.settle((locked, epoch, outcome), (mate, epoch, DONE))
         second = worker.settle((behind, epoch, outcome))
         assert await receipts(first, 2) == [Receipt.LOCKED, Receipt.APPLIED]
         assert await receipts(second, 1) == [Receipt.APPLIED]
-        assert still.store.calls["settle"] <= 4, (
+        assert stepped.store.calls["settle"] <= 4, (
             "one that waits a moment, one without the locked row, and what came later"
         )
-        assert (await still.job(locked)).state is State.RUNNING
+        assert (await stepped.job(locked)).state is State.RUNNING
         assert set(worker.session.held) == {locked}, "its lease is kept"
     # It is not sent again, and it is settled nevertheless.
     state = {Completed: State.COMPLETED, Failed: State.RETRYING, Nack: State.RETRYING, Abandon: State.PENDING}
-    await still.reach(
+    await stepped.reach(
         1 if isinstance(outcome, Failed | Nack | Abandon | Snooze) else 3, state.get(type(outcome), State.SCHEDULED)
     )
     await soon(lambda: not worker.session.held, "the session holds it no longer")
@@ -86,20 +86,20 @@ async def test_an_outcome_behind_a_locked_row_is_settled_while_the_lock_is_held(
 
 
 async def test_nothing_waits_while_a_row_is_known_to_be_locked(
-    database: str, still: Instance, caplog: pytest.LogCaptureFixture
+    database: str, stepped: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker, (locked, *free), epoch = await holding(still, 40)
+    worker, (locked, *free), epoch = await holding(stepped, 40)
     async with stranger(database, job_lock(), [locked]):
         assert await receipts(worker.settle((locked, epoch, DONE)), 1) == [Receipt.LOCKED]
-        assert still.store.timeouts == 1
+        assert stepped.store.timeouts == 1
         for job in free:
             assert await receipts(worker.settle((job, epoch, DONE), (locked, epoch, DONE)), 2) == [
                 Receipt.APPLIED,
                 Receipt.LOCKED,
             ]
-        assert still.store.timeouts == 1, "no call waits for it a second time"
+        assert stepped.store.timeouts == 1, "no call waits for it a second time"
         assert caplog.text.count("outcomes_delayed") == 0
-    await still.reach(40, State.COMPLETED)
+    await stepped.reach(40, State.COMPLETED)
 
 
 async def test_several_tenants_in_one_flush_get_their_own_answers(database: str, db: Connection) -> None:
@@ -162,14 +162,14 @@ async def test_without_skipping_a_locked_row_fails_the_call_in_time(database: st
     assert (await queue.settle((job, epoch, DONE)))[0].receipt is Receipt.APPLIED
 
 
-async def test_a_lock_on_the_usage_of_a_limit_delays_only_jobs_of_that_limit(database: str, still: Instance) -> None:
-    await TopicStore(still.store).set_topic(
-        still.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
+async def test_a_lock_on_the_usage_of_a_limit_delays_only_jobs_of_that_limit(database: str, stepped: Instance) -> None:
+    await TopicStore(stepped.store).set_topic(
+        stepped.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
     )
-    plain, free, epoch = await holding(still, 30)
-    counted, (one, *_), first = await holding(still, 3, "limited")
+    plain, free, epoch = await holding(stepped, 30)
+    counted, (one, *_), first = await holding(stepped, 3, "limited")
     lock = "SELECT FROM headgate.limit_usage WHERE topic_no = $1 FOR UPDATE"
-    (topic_no,) = await still.topic_nos("limited")
+    (topic_no,) = await stepped.topic_nos("limited")
     async with stranger(database, lock, topic_no):
         parts = [plain.settle((job, epoch, DONE)) for job in free[:15]]
         parts.append(counted.settle((one, first, DONE)))
@@ -177,16 +177,18 @@ async def test_a_lock_on_the_usage_of_a_limit_delays_only_jobs_of_that_limit(dat
         told = [(await receipts(part, 1))[0] for part in parts]
         assert told == [Receipt.APPLIED] * 15 + [Receipt.LOCKED] + [Receipt.APPLIED] * 15
         # It is tried again, and costs the others nothing any more.
-        (job,) = await still.submit(1)
-        again = await still.worker("again", slots=1)
-        assert await still.claimer.run_once() == 1
+        (job,) = await stepped.submit(1)
+        again = await stepped.worker("again", slots=1)
+        assert await stepped.claimer.run_once() == 1
         delivery = await again.take()
         assert await receipts(again.settle((job, delivery.epochs[0], DONE)), 1) == [Receipt.APPLIED]
-    await still.reach(32, State.COMPLETED)
+    await stepped.reach(32, State.COMPLETED)
 
 
-async def test_a_table_that_is_locked_as_a_whole_is_waited_for_by_trying_again(database: str, still: Instance) -> None:
-    worker, ids, epoch = await holding(still, 20)
+async def test_a_table_that_is_locked_as_a_whole_is_waited_for_by_trying_again(
+    database: str, stepped: Instance
+) -> None:
+    worker, ids, epoch = await holding(stepped, 20)
     session = await connect(database, application_name="a migration")
     try:
         async with session.transaction():
@@ -195,22 +197,22 @@ async def test_a_table_that_is_locked_as_a_whole_is_waited_for_by_trying_again(d
             assert set(told) == {Receipt.LOCKED}
     finally:
         await session.close()
-    await still.reach(20, State.COMPLETED)
+    await stepped.reach(20, State.COMPLETED)
 
 
-async def test_jobs_returned_while_they_are_locked_go_back_when_they_are_free(database: str, still: Instance) -> None:
-    worker, ids, _ = await holding(still, 2)
+async def test_jobs_returned_while_they_are_locked_go_back_when_they_are_free(database: str, stepped: Instance) -> None:
+    worker, ids, _ = await holding(stepped, 2)
     async with stranger(database, job_lock(), ids[:1]):
         for delivery in worker.delivered:
-            still.outcomes.abandon_unsent(delivery)
-        await still.reach(1, State.PENDING)
-    await still.reach(2, State.PENDING)
+            stepped.outcomes.abandon_unsent(delivery)
+        await stepped.reach(1, State.PENDING)
+    await stepped.reach(2, State.PENDING)
 
 
 async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again(
-    database: str, still: Instance, db: Connection
+    database: str, stepped: Instance, db: Connection
 ) -> None:
-    worker, ids, epoch = await holding(still, 6)
+    worker, ids, epoch = await holding(stepped, 6)
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     write = OutcomeWrite(
         worker.session.tenant_no,
@@ -223,12 +225,12 @@ async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again
         session=worker.session,
     )
     async with stranger(database, job_lock(), [ids[1], ids[2], ids[4]]):
-        still.outcomes.put(write)
+        stepped.outcomes.put(write)
         told = await asyncio.wait_for(done, ANSWERED)
         assert isinstance(told, dict)
         assert {place for place, answer in told.items() if answer.receipt is Receipt.LOCKED} == {1, 2, 4}
-    await still.reach(5, State.COMPLETED)
-    await still.reach(1, State.RETRYING)
+    await stepped.reach(5, State.COMPLETED)
+    await stepped.reach(1, State.RETRYING)
     rows = await db.fetch("SELECT id, result FROM headgate.archive")
     places: Sequence[int] = (0, 1, 2, 3, 5)
     assert {row[0]: row[1] for row in rows} == {ids[place]: b"%d" % place for place in places}

@@ -32,7 +32,7 @@ LEFT = "SELECT id, owner, lease_until > headgate.clock_v1() AS live FROM headgat
 
 
 @pytest.fixture
-async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+async def stepped(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     """An instance that moves only when the test calls it; leases are of a minute, the grace of ten seconds."""
     async with Instance(database, running=False, now=seconds, reconnect_grace=GRACE) as instance:
         yield instance
@@ -100,55 +100,55 @@ async def still_leased(db: Connection) -> list[UUID]:
 
 
 async def test_jobs_of_a_lost_worker_run_again_after_the_grace_at_the_cost_of_an_attempt(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 3)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 3)
+    time = Time(seconds, clock, stepped)
     await time.jump(20)
     worker.disconnect()
     assert await time.passes(GRACE - 1) == 0
     assert await still_leased(db) == ids
     assert await time.passes(2) == 3
     await time.jump(0.001)
-    assert (await still.ticker.run_once()).reaped == 3
-    assert await still.states() == {State.RETRYING: 3}
-    job = await still.job(ids[0])
+    assert (await stepped.ticker.run_once()).reaped == 3
+    assert await stepped.states() == {State.RETRYING: 3}
+    job = await stepped.job(ids[0])
     assert (job.attempt, job.events[-1].kind) == (1, EventKind.LEASE_EXPIRED)
     assert job.last_error == f"{WORKER_LOST.type}: {WORKER_LOST.message}"
-    assert len(still.lost_workers) == 0
+    assert len(stepped.lost_workers) == 0
 
 
 async def test_a_longer_lease_or_an_extension_is_no_longer_grace(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, _ = await holding(still, lease=timedelta(hours=1))
-    time = Time(seconds, clock, still)
+    worker, _ = await holding(stepped, lease=timedelta(hours=1))
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
     assert await time.passes(GRACE + 1) == 1
     assert await still_leased(db) == []
 
 
 async def test_the_jobs_of_an_older_process_are_released_when_another_takes_its_name(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
     """As when a container was restarted on another machine: the old connection is open, and no one is there."""
-    worker, _ = await holding(still)
-    await comes_back(still, (), incarnation=8)
+    worker, _ = await holding(stepped)
+    await comes_back(stepped, (), incarnation=8)
     worker.disconnect()  # superseded by the other
-    assert await Time(seconds, clock, still).passes(GRACE + 1) == 1
+    assert await Time(seconds, clock, stepped).passes(GRACE + 1) == 1
     assert await still_leased(db) == []
 
 
 async def test_a_renewal_under_way_when_the_session_ends_is_no_return(
-    still: Instance, seconds: ManualClock, clock: Clock
+    stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, _ = await holding(still)
-    time = Time(seconds, clock, still)
+    worker, _ = await holding(stepped)
+    time = Time(seconds, clock, stepped)
     await time.jump(31)
     worker.session.mark_seen()
     renewal = Hold()
-    still.store.before["renew"] = renewal
-    renewing = asyncio.create_task(still.renewer.run_once())
+    stepped.store.before["renew"] = renewal
+    renewing = asyncio.create_task(stepped.renewer.run_once())
     await renewal.reached()
     worker.disconnect()
     await time.jump(1)
@@ -158,38 +158,38 @@ async def test_a_renewal_under_way_when_the_session_ends_is_no_return(
 
 
 async def test_many_jobs_are_released_in_bounded_statements_and_reaped_without_a_pause(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker = await still.worker("w", slots=2_500, incarnation=7)
-    await still.submit(2_500)
-    while await still.claimer.run_once():
+    worker = await stepped.worker("w", slots=2_500, incarnation=7)
+    await stepped.submit(2_500)
+    while await stepped.claimer.run_once():
         pass
     while len(worker.session.unwritten()):
         await worker.take()
     worker.disconnect()
-    assert await Time(seconds, clock, still).passes(GRACE) == 2_500
-    assert still.store.calls["expire_lost"] == 2
+    assert await Time(seconds, clock, stepped).passes(GRACE) == 2_500
+    assert stepped.store.calls["expire_lost"] == 2
     await clock.advance(seconds=0.001)
     reaped = 0
-    while still.times._next_full == 0.0:  # one after the other, not one a second
-        still.times.begin()
-        reaped += (await still.ticker.run_once()).reaped
+    while stepped.times._next_full == 0.0:  # one after the other, not one a second
+        stepped.times.begin()
+        reaped += (await stepped.ticker.run_once()).reaped
     assert reaped == 2_500
 
 
 async def test_a_locked_job_is_tried_again_and_keeps_no_other(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 3)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 3)
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
-    async with still.store.lane("upkeep").use() as locker, locker.transaction():
+    async with stepped.store.lane("upkeep").use() as locker, locker.transaction():
         await locker.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", ids[0])
         assert await time.passes(GRACE + 1) == 2
-        assert len(still.lost_workers) == 1
+        assert len(stepped.lost_workers) == 1
     assert await time.passes(FREE_SECONDS) == 0  # a worker that is back takes it now
     assert await time.passes(2 * FREE_SECONDS) == 1
-    assert len(still.lost_workers) == 0
+    assert len(stepped.lost_workers) == 0
     assert await still_leased(db) == []
 
 
@@ -197,13 +197,13 @@ async def test_a_locked_job_is_tried_again_and_keeps_no_other(
 
 
 async def test_a_worker_that_comes_back_within_the_grace_keeps_what_it_runs(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 2)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 2)
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
     assert await time.passes(GRACE - 1) == 0
-    await comes_back(still, ids)
+    await comes_back(stepped, ids)
     assert await time.passes(2 * GRACE) == 0
     assert await still_leased(db) == ids
 
@@ -211,7 +211,7 @@ async def test_a_worker_that_comes_back_within_the_grace_keeps_what_it_runs(
 @pytest.mark.parametrize("lease", [None, timedelta(hours=1)])
 @pytest.mark.parametrize("noticed", ["before", "after"])
 async def test_a_worker_that_went_to_another_instance_keeps_what_it_runs(
-    still: Instance,
+    stepped: Instance,
     other: Instance,
     db: Connection,
     seconds: ManualClock,
@@ -220,8 +220,8 @@ async def test_a_worker_that_went_to_another_instance_keeps_what_it_runs(
     noticed: str,
 ) -> None:
     """Also when the instance that it left notices the loss long after the worker has connected to the other."""
-    worker, ids = await holding(still, 2, lease=lease)
-    time = Time(seconds, clock, still, other)
+    worker, ids = await holding(stepped, 2, lease=lease)
+    time = Time(seconds, clock, stepped, other)
     if noticed == "before":
         worker.disconnect()
         await time.passes(3)
@@ -235,15 +235,15 @@ async def test_a_worker_that_went_to_another_instance_keeps_what_it_runs(
 
 
 async def test_a_worker_that_is_connecting_at_the_end_of_the_grace_keeps_what_it_runs(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 2)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 2)
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
     await time.passes(GRACE - 1)
     greeting = Hold()
-    still.store.after["renew"] = greeting  # committed, and not yet known here
-    connecting = asyncio.create_task(comes_back(still, ids))
+    stepped.store.after["renew"] = greeting  # committed, and not yet known here
+    connecting = asyncio.create_task(comes_back(stepped, ids))
     await greeting.reached()
     async with asyncio.timeout(SOON.total_seconds()):
         assert await time.passes(3) == 0
@@ -254,17 +254,17 @@ async def test_a_worker_that_is_connecting_at_the_end_of_the_grace_keeps_what_it
 
 
 async def test_a_worker_that_connects_while_its_leases_are_being_ended_keeps_what_it_runs(
-    still: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 2)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 2)
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
     ending = Hold()
-    still.store.before["expire_lost"] = ending
+    stepped.store.before["expire_lost"] = ending
     passing = asyncio.create_task(time.passes(GRACE + 1))
     await ending.reached()
-    connecting = asyncio.create_task(comes_back(still, ids))
-    while still.sessions.find(worker.session.tenant_no, "w") is None:
+    connecting = asyncio.create_task(comes_back(stepped, ids))
+    while stepped.sessions.find(worker.session.tenant_no, "w") is None:
         await asyncio.sleep(0.001)
     ending.release()
     await connecting  # its renewal comes after, and takes the leases back
@@ -274,45 +274,45 @@ async def test_a_worker_that_connects_while_its_leases_are_being_ended_keeps_wha
 
 
 async def test_unary_heartbeats_after_the_loss_keep_what_is_held(
-    still: Instance, other: Instance, db: Connection, seconds: ManualClock, clock: Clock
+    stepped: Instance, other: Instance, db: Connection, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 2)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 2)
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
     await time.passes(5)
-    epochs = await still.epochs(ids)
+    epochs = await stepped.epochs(ids)
     await WorkerCalls(other.rules).heartbeat(OURS, "w", ids[:1], epochs[:1], lease_seconds=0, progress=())
     assert await time.passes(GRACE) == 1
     assert await still_leased(db) == ids[:1]
 
 
 async def test_a_job_whose_outcome_is_being_written_waits_for_it(
-    still: Instance, seconds: ManualClock, clock: Clock
+    stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, ids = await holding(still, 2)
-    time = Time(seconds, clock, still)
+    worker, ids = await holding(stepped, 2)
+    time = Time(seconds, clock, stepped)
     writing = Hold()
-    still.store.before["settle"] = writing
+    stepped.store.before["settle"] = writing
     frame = OutcomeFrame(
-        seq=1, ids=ids[:1], epochs=await still.epochs(ids[:1]), results=(), others=(), indexes=[0], refused=(), size=1
+        seq=1, ids=ids[:1], epochs=await stepped.epochs(ids[:1]), results=(), others=(), indexes=[0], refused=(), size=1
     )
-    still.rules.report(worker.session, frame)
+    stepped.rules.report(worker.session, frame)
     await writing.reached()
     worker.disconnect()
     assert await time.passes(GRACE + 1) == 1  # the other one
-    await still.ticker.run_once()
+    await stepped.ticker.run_once()
     writing.release()
-    await still.reach(1, State.COMPLETED)
+    await stepped.reach(1, State.COMPLETED)
 
 
 # ---------------------------------------------------------------------- what is no lost worker
 
 
 async def test_time_in_which_the_server_stalled_is_not_counted(
-    still: Instance, seconds: ManualClock, clock: Clock
+    stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, _ = await holding(still)
-    time = Time(seconds, clock, still)
+    worker, _ = await holding(stepped)
+    time = Time(seconds, clock, stepped)
     worker.disconnect()
     await time.jump(30)
     assert await time.passes(GRACE - 2) == 0
@@ -322,15 +322,15 @@ async def test_time_in_which_the_server_stalled_is_not_counted(
 async def test_time_in_which_the_database_was_away_is_not_counted(
     database: str, seconds: ManualClock, clock: Clock
 ) -> None:
-    async with Instance(database, running=False, now=seconds, reconnect_grace=GRACE, gated=True) as still:
-        worker, _ = await holding(still)
-        time = Time(seconds, clock, still)
+    async with Instance(database, running=False, now=seconds, reconnect_grace=GRACE, gated=True) as stepped:
+        worker, _ = await holding(stepped)
+        time = Time(seconds, clock, stepped)
         worker.disconnect()
         await time.passes(GRACE - 1)
-        still.store.before["tick"] = _away
+        stepped.store.before["tick"] = _away
         with pytest.raises(StoreUnavailable):
-            await still.ticker.run_once()
-        assert isinstance(still.watchdog, WatchdogGate)
+            await stepped.ticker.run_once()
+        assert isinstance(stepped.watchdog, WatchdogGate)
         assert await time.passes(GRACE - 1) == 0
         assert await time.passes(2) == 1
 
@@ -339,20 +339,20 @@ async def _away() -> None:
     raise StoreUnavailable("the database is away")
 
 
-async def test_silent_sessions_plain_streams_and_idle_workers_are_not_lost(still: Instance) -> None:
-    worker, _ = await holding(still)
+async def test_silent_sessions_plain_streams_and_idle_workers_are_not_lost(stepped: Instance) -> None:
+    worker, _ = await holding(stepped)
     worker.session.end(SessionSilent("it sent nothing"))
     worker.disconnect()
-    await still.submit(1)
-    calls = WorkerCalls(still.rules)
+    await stepped.submit(1)
+    calls = WorkerCalls(stepped.rules)
     stream = await calls.open_stream(OURS, "plain", ["mail"], lease_seconds=0, max_in_flight=1)
-    assert await still.claimer.run_once() == 1
+    assert await stepped.claimer.run_once() == 1
     await stream.next_part()
     stream.written()
-    still.rules.close(stream, "gone")
+    stepped.rules.close(stream, "gone")
     assert stream.held
-    (await still.worker("idle", incarnation=9)).disconnect()
-    assert len(still.lost_workers) == 0
+    (await stepped.worker("idle", incarnation=9)).disconnect()
+    assert len(stepped.lost_workers) == 0
 
 
 def test_the_grace_is_shorter_than_the_lease_or_off() -> None:

@@ -108,30 +108,30 @@ async def test_leases_that_ended_without_renewal_are_counted_by_topic(server: Se
     await until_async(counted, "all leases are counted")
 
 
-async def test_pickup_counts_from_the_due_time_of_a_delayed_job(still: Instance) -> None:
+async def test_pickup_counts_from_the_due_time_of_a_delayed_job(stepped: Instance) -> None:
     """Not from the submit: that would count its delay as waiting."""
-    await still.submit(1, delay=timedelta(milliseconds=1))
-    async with still.store.lane("upkeep").use() as db:  # its delay was an hour
+    await stepped.submit(1, delay=timedelta(milliseconds=1))
+    async with stepped.store.lane("upkeep").use() as db:  # its delay was an hour
         await db.execute("UPDATE headgate.jobs SET created_at = created_at - interval '1 hour'")
-    await still.submit(1)
-    worker = await still.worker(slots=2)
-    await still.ticker.run_once()
+    await stepped.submit(1)
+    worker = await stepped.worker(slots=2)
+    await stepped.ticker.run_once()
     claimed: list[Any] = []
-    claim = still.store.claim
+    claim = stepped.store.claim
 
     async def watched(request: Any) -> Any:
         claimed.append(await claim(request))
         return claimed[-1]
 
-    still.store.claim = watched  # type: ignore[method-assign]
+    stepped.store.claim = watched  # type: ignore[method-assign]
     while sum(map(len, claimed)) < 2:
-        await still.claimer.run_once()
+        await stepped.claimer.run_once()
     run_ats = [at for one in claimed for at in one.run_ats]
     created = [at for one in claimed for at in one.created_ats]
     assert sorted(at is None for at in run_ats) == [False, True], "NULL where it is the time of the submit"
     late = next(index for index, at in enumerate(run_ats) if at is not None)
     assert run_ats[late] - created[late] == timedelta(hours=1, milliseconds=1)
-    pickup = still.claimer._tallies.by_label[OTHER].pickup
+    pickup = stepped.claimer._tallies.by_label[OTHER].pickup
     assert (sum(pickup.counts), pickup.total < 600_000_000) == (2, True), "in microseconds: no hour is among them"
     worker.lose()
 
@@ -149,12 +149,12 @@ async def test_topics_beyond_the_limit_are_other_in_counters_and_in_depth(server
     assert {labels["topic"] for labels, _ in found.samples["headgate_queue_jobs"]} == labels
 
 
-async def test_the_reading_has_depth_age_and_what_holds_vacuum_back(still: Instance, db: Connection) -> None:
+async def test_the_reading_has_depth_age_and_what_holds_vacuum_back(stepped: Instance, db: Connection) -> None:
     queue = Queue(db)
     await queue.add(3, "mail")
     await queue.add(2, "image")
     await fold_flows(db)
-    store = QueueStateStore(still.store)
+    store = QueueStateStore(stepped.store)
     state = await store.queue_state(topics=[], topics_max=1)
     assert state.jobs == {("acme", "mail"): {State.PENDING: 3}, OTHER: {State.PENDING: 2}}
     assert set(state.oldest_due_seconds) == {("acme", "mail")}

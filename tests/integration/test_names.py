@@ -46,48 +46,48 @@ def job(one: Instance, topic: str, **options: Any) -> Submission:
 
 
 async def test_asking_for_10_000_names_asks_nothing_of_the_database_and_makes_no_topic(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
-    workers = [await still.worker(f"w{n}") for n in range(10)]
+    workers = [await stepped.worker(f"w{n}") for n in range(10)]
     before = await db.fetchval(TOPICS)
-    await still.store.count_statements()
-    begun = await still.store.sent()
+    await stepped.store.count_statements()
+    begun = await stepped.store.sent()
     for n, worker in enumerate(workers):
         ask(worker, *(f"new-{n}-{m}" for m in range(1_000)), count=5)
-    assert await still.store.sent() == begun
+    assert await stepped.store.sent() == begun
     for _ in range(3):
-        await still.ticker.run_once()
-        assert await still.claimer.run_once() == 0
+        await stepped.ticker.run_once()
+        assert await stepped.claimer.run_once() == 0
     assert await db.fetchval(TOPICS) == before
-    assert still.store.asked == [], "there is nothing to claim from"
+    assert stepped.store.asked == [], "there is nothing to claim from"
     assert sum(worker.session.credit[demand] for worker in workers for demand in worker.session.credit) == 50
 
 
-async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(still: Instance) -> None:
-    worker = await still.worker()
+async def test_a_session_waits_for_a_bounded_number_of_names_and_combinations(stepped: Instance) -> None:
+    worker = await stepped.worker()
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail" if n % 2 else f"new-{n}", lease_ms=1_000 * (n + 1))
     for names, lease_ms in ((("mail",), 999_000), (("mail", "more"), 60_000)):
         with pytest.raises(TooLarge, match="65 combinations of topics and lease_seconds is over the limit of 64"):
             ask(worker, *names, lease_ms=lease_ms)
     ask(worker, "mail", lease_ms=2_000, count=3)  # one that it has
-    other = await still.worker("other")
+    other = await stepped.worker("other")
     ask(other, *(f"x{n}" for n in range(limits.SESSION_UNKNOWN_TOPICS_MAX)))
     with pytest.raises(TooLarge, match="1001 topics without any job so far is over the limit of 1000"):
         ask(other, "one-more")
     ask(other, "mail", lease_ms=7_000)
-    assert len(still.demands.by_wanted) == limits.SESSION_DEMANDS_MAX + 2
+    assert len(stepped.demands.by_wanted) == limits.SESSION_DEMANDS_MAX + 2
 
 
-async def test_combinations_without_open_credit_make_space_for_others(still: Instance) -> None:
-    worker = await still.worker()
+async def test_combinations_without_open_credit_make_space_for_others(stepped: Instance) -> None:
+    worker = await stepped.worker()
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail", lease_ms=1_000 * (n + 1))
-    await still.submit(limits.SESSION_DEMANDS_MAX)
-    assert await still.claimer.run_once() == limits.SESSION_DEMANDS_MAX
+    await stepped.submit(limits.SESSION_DEMANDS_MAX)
+    assert await stepped.claimer.run_once() == limits.SESSION_DEMANDS_MAX
     for n in range(limits.SESSION_DEMANDS_MAX):
         ask(worker, "mail", lease_ms=1_000 * (n + 100))
-    assert len(worker.session.credit) == len(still.demands.by_wanted) == limits.SESSION_DEMANDS_MAX
+    assert len(worker.session.credit) == len(stepped.demands.by_wanted) == limits.SESSION_DEMANDS_MAX
 
 
 async def test_a_job_of_a_new_topic_starts_at_once_where_it_was_submitted(one: Instance) -> None:
@@ -127,21 +127,21 @@ async def test_a_topic_that_another_instance_has_made_is_found_without_waiting_f
     assert worker.tracker.times == {made: 1}
 
 
-async def test_a_tick_finds_a_new_topic_without_a_notification(still: Instance, db: Connection) -> None:
-    worker = await still.worker()
+async def test_a_tick_finds_a_new_topic_without_a_notification(stepped: Instance, db: Connection) -> None:
+    worker = await stepped.worker()
     ask(worker, "new", count=3)
     async with db.transaction():
-        await db.fetchval("SELECT headgate.submit('new', 'x'::bytea, tenant => $1)", still.tenant)
+        await db.fetchval("SELECT headgate.submit('new', 'x'::bytea, tenant => $1)", stepped.tenant)
         await Queue(db, tenant="other").topic("new")  # of no concern
-        await still.ticker.run_once()
-        assert await still.claimer.run_once() == 0
+        await stepped.ticker.run_once()
+        assert await stepped.claimer.run_once() == 0
         # Others come and are read meanwhile: the transaction that commits last was the first to begin.
-        await still.submit(1, "elsewhere")
-        await still.ticker.run_once()
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 1
+        await stepped.submit(1, "elsewhere")
+        await stepped.ticker.run_once()
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 1
     assert len(await worker.take()) == 1
-    assert still.free() == 2
+    assert stepped.free() == 2
 
 
 async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(one: Instance) -> None:
@@ -159,20 +159,20 @@ async def test_credit_is_kept_when_a_topic_appears_while_a_claim_is_in_flight(on
     await soon(lambda: one.free() == 5, "all credit is back: each handler that ends asks for one more")
 
 
-async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(still: Instance) -> None:
-    worker = await still.worker()
+async def test_a_quiet_worker_gets_jobs_of_a_topic_that_appeared_meanwhile(stepped: Instance) -> None:
+    worker = await stepped.worker()
     ask(worker, "new", count=2)
-    still.demands.quiet(worker.session)
+    stepped.demands.quiet(worker.session)
     ask(worker, "new", "newer")
-    await still.submit(1, "new")
-    assert await still.claimer.run_once() == 0
-    still.demands.resume_worker(worker.session)
-    assert await still.claimer.run_once() == 1
-    assert still.free() == 2
+    await stepped.submit(1, "new")
+    assert await stepped.claimer.run_once() == 0
+    stepped.demands.resume_worker(worker.session)
+    assert await stepped.claimer.run_once() == 1
+    assert stepped.free() == 2
 
 
 async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
-    still: Instance, monkeypatch: pytest.MonkeyPatch
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
 
@@ -180,12 +180,12 @@ async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
         pauses.append(seconds)
 
     monkeypatch.setattr(session_rules, "asyncio", SimpleNamespace(sleep=pause))
-    worker = await still.worker()
+    worker = await stepped.worker()
 
     async def ready(*names: str) -> list[float]:
         pauses.clear()
         with reporting_errors(worker.session):
-            await still.rules.request_jobs(worker.session, names, 1)
+            await stepped.rules.request_jobs(worker.session, names, 1)
         return list(pauses)
 
     many, others = ([f"{name}{n}" for n in range(1_000)] for name in "ab")
@@ -194,61 +194,61 @@ async def test_a_session_that_names_many_other_topics_each_time_is_read_slowly(
     assert worker.session.topics == ["mail"]
 
 
-async def test_a_worker_that_leaves_leaves_no_name_behind(still: Instance) -> None:
-    worker = await still.worker()
+async def test_a_worker_that_leaves_leaves_no_name_behind(stepped: Instance) -> None:
+    worker = await stepped.worker()
     ask(worker, "new", "mail", count=2)
-    still.demands.revoke(worker.session)
-    demands = still.demands
+    stepped.demands.revoke(worker.session)
+    demands = stepped.demands
     assert (demands.by_wanted, demands._by_name, demands.by_topic) == ({}, {}, {})
 
 
 # ---------------------------------------------------------------------- quotas
 
 
-async def test_a_tenant_has_a_quota_of_topics_and_others_do_not_feel_it(still: Instance, db: Connection) -> None:
-    await still.submit(1, "mail")
+async def test_a_tenant_has_a_quota_of_topics_and_others_do_not_feel_it(stepped: Instance, db: Connection) -> None:
+    await stepped.submit(1, "mail")
     await db.execute("UPDATE headgate.tenants SET max_topics = 3")
-    await still.submit(1, "a")
-    await still.store.count_statements()
-    begun = await still.store.sent()
-    refused = await still.store.refusals(still.tenant, [job(still, name) for name in ("b", "mail", "c", "b")])
+    await stepped.submit(1, "a")
+    await stepped.store.count_statements()
+    begun = await stepped.store.sent()
+    refused = await stepped.store.refusals(stepped.tenant, [job(stepped, name) for name in ("b", "mail", "c", "b")])
     assert sorted(refused) == [0, 2, 3]  # both do not fit: none of them is made
-    assert await still.store.sent() == begun + 1
+    assert await stepped.store.sent() == begun + 1
     assert await db.fetchval(TOPICS) == 2
-    await still.submit(1, "b")
+    await stepped.submit(1, "b")
     with pytest.raises(
         QuotaExceeded, match=r'topic "c" is new, and the tenant has its quota of 3 .max_topics.;'
     ) as over:
-        await still.submit(1, "c")
+        await stepped.submit(1, "c")
     assert over.value.code == "quota_exceeded"
     with pytest.raises(asyncpg.ConfigurationLimitExceededError, match="quota of 3 topics") as caught:
-        await db.fetchval("SELECT headgate.submit('c', 'x'::bytea, tenant => $1)", still.tenant)
+        await db.fetchval("SELECT headgate.submit('c', 'x'::bytea, tenant => $1)", stepped.tenant)
     assert caught.value.hint == "headgate code: quota_exceeded"
     for known in ("mail", "a", "b"):
-        await still.submit(1, known)
+        await stepped.submit(1, known)
     assert await Queue(db, tenant="other").add(1, "c")
     await db.execute("UPDATE headgate.tenants SET max_topics = 4")
-    await still.submit(1, "c")
+    await stepped.submit(1, "c")
 
 
-async def test_a_tenant_has_a_quota_of_retry_policies(still: Instance, db: Connection) -> None:
-    await still.submit(1, "mail")
+async def test_a_tenant_has_a_quota_of_retry_policies(stepped: Instance, db: Connection) -> None:
+    await stepped.submit(1, "mail")
     await db.execute("UPDATE headgate.tenants SET max_policies = 2")
     fixed = [RetryPolicy.fixed(n * SECOND) for n in range(1, 5)]
-    await still.submit(1, policy=fixed[0])
-    jobs = [job(still, "mail", policy=policy) for policy in (fixed[0], RetryPolicy(), None, fixed[2], fixed[3])]
-    await still.store.count_statements()
-    begun = await still.store.sent()
-    assert sorted(await still.store.refusals(still.tenant, jobs)) == [3, 4]
-    assert await still.store.sent() == begun + 1
-    await still.submit(1, policy=RetryPolicy.explicit(SECOND, 3 * SECOND))
+    await stepped.submit(1, policy=fixed[0])
+    jobs = [job(stepped, "mail", policy=policy) for policy in (fixed[0], RetryPolicy(), None, fixed[2], fixed[3])]
+    await stepped.store.count_statements()
+    begun = await stepped.store.sent()
+    assert sorted(await stepped.store.refusals(stepped.tenant, jobs)) == [3, 4]
+    assert await stepped.store.sent() == begun + 1
+    await stepped.submit(1, policy=RetryPolicy.explicit(SECOND, 3 * SECOND))
     with pytest.raises(QuotaExceeded, match="retry: this policy is new, and the tenant has its quota of 2"):
-        await still.submit(1, policy=fixed[1])
+        await stepped.submit(1, policy=fixed[1])
     count = "SELECT count(*) FROM headgate.retry_policies WHERE tenant_no > 0"
     assert await db.fetchval(count) == 2
     assert await Queue(db, tenant="other").add(1, policy=fixed[1])
     # Another instance, which remembers none of them.
-    async with Instance(still.store._dsn, name="two", running=False) as two:
+    async with Instance(stepped.store._dsn, name="two", running=False) as two:
         await two.submit(1, policy=fixed[0])
         with pytest.raises(QuotaExceeded):
             await two.submit(1, policy=fixed[1])
@@ -263,23 +263,23 @@ async def test_the_quotas_are_those_of_the_limits(db: Connection) -> None:
 # ---------------------------------------------------------------------- reading what has changed
 
 
-async def test_a_tick_asks_for_names_only_when_some_have_changed(still: Instance, db: Connection) -> None:
+async def test_a_tick_asks_for_names_only_when_some_have_changed(stepped: Instance, db: Connection) -> None:
     await Queue(db).names.topics(db, await Queue(db).tenant_no(), [f"t{n}" for n in range(500)])
 
-    async with still.store.lane("upkeep").use() as reader:
-        assert await still.store.names.refresh(reader) == 500
-        assert await still.store.names.refresh(reader) == 0
-    assert still.store.names.topic_no((await Queue(db).tenant_no()), "t499") is not None
-    await still.store.count_statements()
-    await still.ticker.run_once()
-    begun = await still.store.sent()
+    async with stepped.store.lane("upkeep").use() as reader:
+        assert await stepped.store.names.refresh(reader) == 500
+        assert await stepped.store.names.refresh(reader) == 0
+    assert stepped.store.names.topic_no((await Queue(db).tenant_no()), "t499") is not None
+    await stepped.store.count_statements()
+    await stepped.ticker.run_once()
+    begun = await stepped.store.sent()
     for _ in range(5):
-        await still.ticker.run_once()
-    assert await still.store.sent() == begun + 5, "the tick itself, and nothing for the names"
+        await stepped.ticker.run_once()
+    assert await stepped.store.sent() == begun + 5, "the tick itself, and nothing for the names"
     await db.execute("UPDATE headgate.topics SET max_attempts = 7 WHERE name = 't3'")
-    await still.ticker.run_once()
-    assert await still.store.sent() == begun + 7
-    (topic,) = await still.store.topics(still.tenant, ["t3"])
+    await stepped.ticker.run_once()
+    assert await stepped.store.sent() == begun + 7
+    (topic,) = await stepped.store.topics(stepped.tenant, ["t3"])
     assert topic.rules.max_attempts == 7
 
 

@@ -90,83 +90,83 @@ async def test_what_was_claimed_before_a_pause_ends_normally_and_a_failure_waits
 
 @pytest.mark.req("Z5")
 @TARGETS
-async def test_leases_are_renewed_during_a_pause(still: Instance, db: Connection, target: Target) -> None:
+async def test_leases_are_renewed_during_a_pause(stepped: Instance, db: Connection, target: Target) -> None:
     clock = await Clock.install(db)
     queue = Queue(db)
     (job,) = await queue.add()
     await queue.claim(lease=timedelta(seconds=60))
-    await Desk(still).pause(target)
+    await Desk(stepped).pause(target)
     await clock.advance(seconds=40)
     tenant_no = await queue.tenant_no()
     held = leases.Held(tenant_no=tenant_no, ids=[job], epochs=await epochs_of(db, [job]), lease_ms=60_000)
     assert await leases.renew(db, [held]) == {}, "nothing out of the ordinary"
-    assert (await still.job(job)).lease_until == clock.now + timedelta(seconds=60)
+    assert (await stepped.job(job)).lease_until == clock.now + timedelta(seconds=60)
 
 
 @pytest.mark.req("Z6")
 @TARGETS
 async def test_the_watchdog_reaps_during_a_pause_and_nothing_it_reaps_runs(
-    still: Instance, db: Connection, target: Target
+    stepped: Instance, db: Connection, target: Target
 ) -> None:
     clock = await Clock.install(db)
     queue = Queue(db)
     (again,) = await queue.add()
     (last,) = await queue.add(max_attempts=1)
     await queue.claim(lease=timedelta(seconds=60))
-    await Desk(still).pause(target)
+    await Desk(stepped).pause(target)
     await clock.advance(seconds=61)
-    await still.worker(slots=5)
-    assert (await still.ticker.run_once()).reaped == 2
-    assert (await still.job(again)).state is State.RETRYING
-    assert (await still.job(last)).state is State.DEAD
+    await stepped.worker(slots=5)
+    assert (await stepped.ticker.run_once()).reaped == 2
+    assert (await stepped.job(again)).state is State.RETRYING
+    assert (await stepped.job(last)).state is State.DEAD
     await clock.advance(hours=1)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 0
-    assert (await still.job(again)).state is State.PENDING
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 0
+    assert (await stepped.job(again)).state is State.PENDING
 
 
 @pytest.mark.req("Z7")
 @TARGETS
 async def test_what_is_timed_falls_due_during_a_pause_and_queues(
-    still: Instance, db: Connection, target: Target
+    stepped: Instance, db: Connection, target: Target
 ) -> None:
     """Jobs submitted for a later time; what recurring schedules make are rows like these."""
     clock = await Clock.install(db)
-    desk = Desk(still)
-    (timed,) = await still.submit(delay=timedelta(minutes=1))
+    desk = Desk(stepped)
+    (timed,) = await stepped.submit(delay=timedelta(minutes=1))
     await desk.pause(target)
-    await still.worker(slots=5)
+    await stepped.worker(slots=5)
     await clock.advance(minutes=1)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 0
-    assert (await still.job(timed)).state is State.PENDING
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 0
+    assert (await stepped.job(timed)).state is State.PENDING
     await desk.resume(target)
-    assert await still.claimer.run_once() == 1
+    assert await stepped.claimer.run_once() == 1
 
 
 @pytest.mark.req("O5", "Z24")
-async def test_a_paused_topic_costs_other_topics_nothing_and_is_left_out_of_the_claim(still: Instance) -> None:
-    desk = Desk(still)
-    await still.submit(3)
-    await still.submit(3, "sms")
+async def test_a_paused_topic_costs_other_topics_nothing_and_is_left_out_of_the_claim(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    await stepped.submit(3)
+    await stepped.submit(3, "sms")
     await desk.pause(MAIL)
-    await still.worker("both", "mail", "sms", slots=10)
-    assert await still.claimer.run_once() == 3
-    assert still.store.asked[-1].topic_nos == tuple(await still.topic_nos("sms"))
+    await stepped.worker("both", "mail", "sms", slots=10)
+    assert await stepped.claimer.run_once() == 3
+    assert stepped.store.asked[-1].topic_nos == tuple(await stepped.topic_nos("sms"))
     await desk.pause(Target(kind=TargetKind.TOPIC, topic="sms"))
-    claims = still.store.calls["claim"]
-    still.demands.wake_all()
-    assert await still.claimer.run_once() == 0
-    assert still.store.calls["claim"] == claims, "with all topics paused nothing is asked"
+    claims = stepped.store.calls["claim"]
+    stepped.demands.wake_all()
+    assert await stepped.claimer.run_once() == 0
+    assert stepped.store.calls["claim"] == claims, "with all topics paused nothing is asked"
 
 
 @pytest.mark.req("Z22")
 @TARGETS
-async def test_a_pause_touches_no_job_and_is_no_state_of_one(still: Instance, db: Connection, target: Target) -> None:
-    await still.submit(500)
+async def test_a_pause_touches_no_job_and_is_no_state_of_one(stepped: Instance, db: Connection, target: Target) -> None:
+    await stepped.submit(500)
     rows = "SELECT id, xmin::text, ctid::text, state FROM headgate.jobs ORDER BY id"
     before = await db.fetch(rows)
-    desk = Desk(still)
+    desk = Desk(stepped)
     await desk.pause(target)
     assert await db.fetch(rows) == before
     await desk.resume(target)
@@ -178,20 +178,20 @@ async def test_a_pause_touches_no_job_and_is_no_state_of_one(still: Instance, db
 
 
 @pytest.mark.req("Z10")
-async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick(still: Instance) -> None:
+async def test_the_check_is_a_look_into_memory_and_the_rows_are_read_once_a_tick(stepped: Instance) -> None:
     for number in range(50):
-        await still.worker(f"w{number}", slots=4)
-    await still.submit(20)
-    await Desk(still).pause(EVERYTHING)
-    await still.ticker.run_once()  # it also reads the topic that was just made
-    await still.store.count_statements()
+        await stepped.worker(f"w{number}", slots=4)
+    await stepped.submit(20)
+    await Desk(stepped).pause(EVERYTHING)
+    await stepped.ticker.run_once()  # it also reads the topic that was just made
+    await stepped.store.count_statements()
     for _ in range(200):
-        still.demands.wake_all()
-        assert await still.claimer.run_once() == 0
-    assert await still.store.sent() == 0, "200 wakes of 50 sessions, and not one statement"
+        stepped.demands.wake_all()
+        assert await stepped.claimer.run_once() == 0
+    assert await stepped.store.sent() == 0, "200 wakes of 50 sessions, and not one statement"
     for _ in range(3):
-        await still.ticker.run_once()
-    assert await still.store.sent() == 3, "one statement a tick, whatever is connected"
+        await stepped.ticker.run_once()
+    assert await stepped.store.sent() == 3, "one statement a tick, whatever is connected"
     assert TICK_SECONDS == 1.0
 
 
@@ -204,12 +204,12 @@ async def test_the_global_row_is_seeded_open_and_cannot_have_a_twin(db: Connecti
 
 
 @pytest.mark.req("Z13")
-async def test_a_gate_without_pauses_is_open(still: Instance) -> None:
-    assert still.gate.paused == frozenset()
-    assert not still.gate.is_paused(1, 1)
-    await still.submit(1)
-    await still.worker(slots=1)
-    assert await still.claimer.run_once() == 1
+async def test_a_gate_without_pauses_is_open(stepped: Instance) -> None:
+    assert stepped.gate.paused == frozenset()
+    assert not stepped.gate.is_paused(1, 1)
+    await stepped.submit(1)
+    await stepped.worker(slots=1)
+    assert await stepped.claimer.run_once() == 1
 
 
 @pytest.mark.req("Z15", "T24")
@@ -237,29 +237,29 @@ async def test_a_refresh_that_fails_is_logged_and_keeps_the_last_value(
 @pytest.mark.req("Z16")
 @TARGETS
 async def test_the_serving_instance_follows_a_verb_at_once_and_after_the_write(
-    still: Instance, db: Connection, target: Target
+    stepped: Instance, db: Connection, target: Target
 ) -> None:
-    desk = Desk(still)
-    await still.submit(2)
-    await still.worker(slots=1)
-    row = await row_of(still, target)
+    desk = Desk(stepped)
+    await stepped.submit(2)
+    await stepped.worker(slots=1)
+    row = await row_of(stepped, target)
     # While the row cannot be written, the gate does not move.
     lock = db.transaction()
     await lock.start()
     await db.execute("LOCK TABLE headgate.dispatch_control IN SHARE ROW EXCLUSIVE MODE")
     pausing = asyncio.create_task(desk.pause(target))
-    await until_async(lambda: _waiting(still), "the write waits")
-    assert still.gate.paused == frozenset()
+    await until_async(lambda: _waiting(stepped), "the write waits")
+    assert stepped.gate.paused == frozenset()
     await lock.rollback()
     await pausing
-    assert still.gate.paused == {row}
-    assert still.ticker.ticks == 0, "no refresh was needed"
-    assert await still.claimer.run_once() == 0
-    assert still.store.calls["claim"] == 0
+    assert stepped.gate.paused == {row}
+    assert stepped.ticker.ticks == 0, "no refresh was needed"
+    assert await stepped.claimer.run_once() == 0
+    assert stepped.store.calls["claim"] == 0
     await desk.resume(target)
-    assert still.gate.paused == frozenset()
-    assert await still.claimer.run_once() == 1
-    assert still.ticker.ticks == 0
+    assert stepped.gate.paused == frozenset()
+    assert await stepped.claimer.run_once() == 1
+    assert stepped.ticker.ticks == 0
 
 
 async def _waiting(instance: Instance) -> bool:
@@ -272,36 +272,36 @@ async def _waiting(instance: Instance) -> bool:
 @TARGETS
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 async def test_a_verb_that_cannot_be_written_leaves_gate_row_and_audit_and_tells_the_caller(
-    still: Instance, db: Connection, target: Target, verb: str
+    stepped: Instance, db: Connection, target: Target, verb: str
 ) -> None:
-    desk = Desk(still)
-    row = await row_of(still, target)
+    desk = Desk(stepped)
+    row = await row_of(stepped, target)
     if verb == "resume":
         await desk.pause(target)
-    gate = still.gate.paused
+    gate = stepped.gate.paused
     audited = await db.fetchval("SELECT count(*) FROM headgate.audit")
     # The audit is the last thing a verb writes, so its row for the target was written, and must be undone.
     await db.execute("ALTER TABLE headgate.audit ADD CONSTRAINT full_up CHECK (false) NOT VALID")
     with pytest.raises(HeadgateError):
         await (desk.pause(target) if verb == "pause" else desk.resume(target))
-    assert still.gate.paused == gate == (frozenset() if verb == "pause" else {row})
+    assert stepped.gate.paused == gate == (frozenset() if verb == "pause" else {row})
     assert await db.fetchval("SELECT count(*) FROM headgate.audit") == audited
     status = await desk.verbs.status(ANA)
     assert any(pause.paused for pause in status.pauses) is (verb == "resume")
-    await still.ticker.run_once()
-    assert still.gate.paused == gate, "and the rows say the same"
+    await stepped.ticker.run_once()
+    assert stepped.gate.paused == gate, "and the rows say the same"
 
 
-async def test_a_tick_that_was_under_way_during_a_verb_does_not_undo_it(still: Instance) -> None:
-    desk = Desk(still)
-    await still.submit(1)
-    hold = still.store.after["tick"] = Hold()  # it has read the rows, and has not said so yet
-    ticking = asyncio.create_task(still.ticker.run_once())
+async def test_a_tick_that_was_under_way_during_a_verb_does_not_undo_it(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    await stepped.submit(1)
+    hold = stepped.store.after["tick"] = Hold()  # it has read the rows, and has not said so yet
+    ticking = asyncio.create_task(stepped.ticker.run_once())
     await hold.reached()
     await desk.pause(EVERYTHING)
     hold.release()
     await ticking
-    assert still.gate.paused == {(0, 0)}
+    assert stepped.gate.paused == {(0, 0)}
 
 
 @pytest.mark.req("Z9")
@@ -362,14 +362,14 @@ async def test_a_notification_makes_the_other_instances_look_at_once(one: Instan
 
 
 @pytest.mark.req("O7")
-async def test_an_instance_without_a_database_dispatches_nothing(still: Instance) -> None:
+async def test_an_instance_without_a_database_dispatches_nothing(stepped: Instance) -> None:
     """No refresh reaches it and its gate stays open, but a claim needs the same database."""
-    await still.submit(2)
-    worker = await still.worker(slots=2)
-    still.store.before["claim"] = still.store.before["tick"] = failing_with(*[StoreUnavailable("away")] * 4)
+    await stepped.submit(2)
+    worker = await stepped.worker(slots=2)
+    stepped.store.before["claim"] = stepped.store.before["tick"] = failing_with(*[StoreUnavailable("away")] * 4)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
-            await still.claimer.run_once()
+            await stepped.claimer.run_once()
         with pytest.raises(StoreUnavailable):
-            await still.ticker.run_once()
+            await stepped.ticker.run_once()
     assert worker.session.held == {}

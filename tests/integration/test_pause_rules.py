@@ -38,11 +38,11 @@ async def locked(store: DispatchStore) -> bool:
 @pytest.mark.req("Z18", "Z19", "Z23", "Z25")
 @TARGETS
 async def test_status_tells_reason_author_and_when_it_was_last_paused(
-    still: Instance, db: Connection, target: Target
+    stepped: Instance, db: Connection, target: Target
 ) -> None:
     clock = await Clock.install(db)
-    desk = Desk(still)
-    await still.submit(1)
+    desk = Desk(stepped)
+    await stepped.submit(1)
     first = clock.now
     await desk.pause(target, "the mail server is full")
     paused = of(await desk.verbs.status(READER), target)
@@ -68,16 +68,18 @@ async def test_status_tells_reason_author_and_when_it_was_last_paused(
 
 
 @pytest.mark.req("O12")
-async def test_status_counts_jobs_by_topic_and_tells_how_long_the_oldest_waits(still: Instance, db: Connection) -> None:
+async def test_status_counts_jobs_by_topic_and_tells_how_long_the_oldest_waits(
+    stepped: Instance, db: Connection
+) -> None:
     clock = await Clock.install(db)
-    desk = Desk(still)
-    await still.submit(2, priority=-10)
+    desk = Desk(stepped)
+    await stepped.submit(2, priority=-10)
     oldest = clock.now
     await clock.advance(minutes=1)
-    await still.submit(3, priority=10)
-    await still.submit(1, "sms", delay=timedelta(hours=1))
-    await still.worker(slots=1)
-    await still.claimer.run_once()
+    await stepped.submit(3, priority=10)
+    await stepped.submit(1, "sms", delay=timedelta(hours=1))
+    await stepped.worker(slots=1)
+    await stepped.claimer.run_once()
     await desk.pause(MAIL)
     status = await desk.verbs.status(READER)
     mail, sms = status.topics
@@ -88,10 +90,10 @@ async def test_status_counts_jobs_by_topic_and_tells_how_long_the_oldest_waits(s
     assert status.now == clock.now
 
 
-async def test_the_oldest_is_found_without_reading_the_backlog(still: Instance, db: Connection) -> None:
-    await still.submit(3_000)
+async def test_the_oldest_is_found_without_reading_the_backlog(stepped: Instance, db: Connection) -> None:
+    await stepped.submit(3_000)
     await db.execute("ANALYZE headgate.jobs")
-    (mail,) = await still.topic_nos("mail")
+    (mail,) = await stepped.topic_nos("mail")
     async with db.transaction():
         await db.fetch("SELECT topic_no, since FROM headgate.oldest_pending_v1($1)", [mail])
         reads = await db.fetchval("SELECT pg_stat_get_xact_tuples_fetched('headgate.jobs'::regclass)")
@@ -120,10 +122,10 @@ async def test_a_pause_with_an_end_resumes_by_itself_to_the_moment_and_never_bef
 
 
 @TARGETS
-async def test_a_resume_that_names_a_pause_ends_no_later_one(still: Instance, db: Connection, target: Target) -> None:
+async def test_a_resume_that_names_a_pause_ends_no_later_one(stepped: Instance, db: Connection, target: Target) -> None:
     clock = await Clock.install(db)
-    desk = Desk(still)
-    await still.submit(1)
+    desk = Desk(stepped)
+    await stepped.submit(1)
     first = (await desk.verbs.pause(ANA, target)).since
     await clock.advance(seconds=1)
     second = (await desk.verbs.pause(OTTO if target is not EVERYTHING else ANA, target, reason="outage")).since
@@ -131,23 +133,23 @@ async def test_a_resume_that_names_a_pause_ends_no_later_one(still: Instance, db
     with pytest.raises(VersionConflict, match=r'was paused again at .* with the reason "outage"'):
         await desk.verbs.resume(ANA, target, since=first)
     assert of(await desk.verbs.status(READER), target).paused
-    assert still.gate.paused, "this instance keeps the gate closed as well"
+    assert stepped.gate.paused, "this instance keeps the gate closed as well"
     assert await desk.verbs.resume(ANA, target, since=second)
     assert not await desk.verbs.resume(ANA, target, since=first), "what runs is not paused by another one"
     assert [one.verb for one in (await desk.verbs.audit(READER)).entries] == ["resume", "pause", "pause"]
 
 
-async def test_a_resume_that_waits_for_a_pause_in_flight_does_not_end_it(still: Instance, db: Connection) -> None:
-    desk = Desk(still)
-    await still.submit(1)
+async def test_a_resume_that_waits_for_a_pause_in_flight_does_not_end_it(stepped: Instance, db: Connection) -> None:
+    desk = Desk(stepped)
+    await stepped.submit(1)
     since = (await desk.verbs.pause(ANA, MAIL)).since
-    (mail,) = await still.topic_nos("mail")
-    tenant_no = await still.store.tenant_no("acme")
+    (mail,) = await stepped.topic_nos("mail")
+    tenant_no = await stepped.store.tenant_no("acme")
     async with db.transaction():
         await control.pause(db, (tenant_no, mail), who="otto", reason="outage")
         resume = asyncio.create_task(desk.verbs.resume(ANA, MAIL, since=since))
         await until_async(
-            lambda: locked(still.store), "the resume waits for the row of the pause", within=timedelta(seconds=60)
+            lambda: locked(stepped.store), "the resume waits for the row of the pause", within=timedelta(seconds=60)
         )
     with pytest.raises(VersionConflict, match="by otto"):
         await resume
@@ -155,34 +157,34 @@ async def test_a_resume_that_waits_for_a_pause_in_flight_does_not_end_it(still: 
 
 
 @pytest.mark.parametrize("lasts", [timedelta(0), timedelta(milliseconds=999), timedelta(days=1826), timedelta.max])
-async def test_a_pause_of_no_time_or_of_all_time_is_refused(still: Instance, lasts: timedelta) -> None:
-    await still.submit(1)
-    desk = Desk(still)
+async def test_a_pause_of_no_time_or_of_all_time_is_refused(stepped: Instance, lasts: timedelta) -> None:
+    await stepped.submit(1)
+    desk = Desk(stepped)
     with pytest.raises(InvalidInput, match="lasts: must be from 1s to 1825d, got "):
         await desk.verbs.pause(ANA, MAIL, lasts=lasts)
     assert not (await desk.verbs.status(READER)).topics[0].paused
 
 
-async def test_an_end_that_is_over_is_refused_by_the_databases_clock(still: Instance, db: Connection) -> None:
+async def test_an_end_that_is_over_is_refused_by_the_databases_clock(stepped: Instance, db: Connection) -> None:
     clock = await Clock.install(db)
-    await still.submit(1)
-    desk = Desk(still)
+    await stepped.submit(1)
+    desk = Desk(stepped)
     with pytest.raises(InvalidInput, match="until: is over"):
         await desk.verbs.pause(ANA, MAIL, until=clock.now)
     assert not (await desk.verbs.status(READER)).topics[0].paused
-    assert still.gate.paused == frozenset()
+    assert stepped.gate.paused == frozenset()
 
 
-async def test_a_topic_that_does_not_exist_cannot_be_paused_by_mistake(still: Instance) -> None:
-    for verb in (Desk(still).verbs.pause, Desk(still).verbs.resume):
+async def test_a_topic_that_does_not_exist_cannot_be_paused_by_mistake(stepped: Instance) -> None:
+    for verb in (Desk(stepped).verbs.pause, Desk(stepped).verbs.resume):
         with pytest.raises(NotFound, match='no topic "mial"'):
             await verb(ANA, Target(kind=TargetKind.TOPIC, topic="mial"))
 
 
-async def test_who_may_pause_what(still: Instance) -> None:
-    await still.submit(1)
-    await still.submit(1, "sms")
-    verbs = Desk(still).verbs
+async def test_who_may_pause_what(stepped: Instance) -> None:
+    await stepped.submit(1)
+    await stepped.submit(1, "sms")
+    verbs = Desk(stepped).verbs
     sms = Target(kind=TargetKind.TOPIC, topic="sms")
     limited = someone(Scope.OPERATE, topics=["mail"])
     allowed = [(someone(Scope.SYSTEM, tenant=""), EVERYTHING), (OPERATOR, TENANT), (OPERATOR, MAIL), (limited, MAIL)]
@@ -211,11 +213,11 @@ async def test_who_may_pause_what(still: Instance) -> None:
         await verbs.audit(someone(Scope.READ, topics=["sms"]))
 
 
-async def test_another_tenants_topics_and_pauses_are_not_seen(still: Instance) -> None:
-    await still.submit(1)
-    await still.submit(1, "secret", tenant="other")
+async def test_another_tenants_topics_and_pauses_are_not_seen(stepped: Instance) -> None:
+    await stepped.submit(1)
+    await stepped.submit(1, "secret", tenant="other")
     other = someone(Scope.OPERATE, tenant="other")
-    verbs = Desk(still).verbs
+    verbs = Desk(stepped).verbs
     await verbs.pause(other, TENANT, reason="private")
     await verbs.pause(other, Target(kind=TargetKind.TOPIC, topic="secret"))
     status = await verbs.status(READER)

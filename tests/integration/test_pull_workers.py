@@ -243,11 +243,11 @@ async def test_a_claim_gets_jobs_of_its_own_tenant_and_topics_only(one: Instance
         ({"lease_seconds": 86_401}, "lease_seconds"),
     ],
 )
-async def test_a_claim_past_a_limit_names_the_field(still: Instance, values: dict[str, int], field: str) -> None:
+async def test_a_claim_past_a_limit_names_the_field(stepped: Instance, values: dict[str, int], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        await WorkerCalls(still.rules).claim(OURS, "w", ["mail"], **values)
+        await WorkerCalls(stepped.rules).claim(OURS, "w", ["mail"], **values)
     assert refused.value.field == field
-    assert not still.sessions.with_calls()
+    assert not stepped.sessions.with_calls()
 
 
 async def test_more_claims_than_may_wait_are_refused(one: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,15 +401,15 @@ async def test_workers_past_the_bound_leave_nothing_in_the_demands(
 
 
 async def test_a_claim_without_a_wait_is_over_when_places_are_not_known_to_be_valid(
-    still: Instance, monkeypatch: pytest.MonkeyPatch
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (topic_no,) = await still.topic_nos("mail")
-    monkeypatch.setattr(still.demands.names, "consumers", {topic_no: "mail"})
-    monkeypatch.setattr(still.demands, "places_valid", lambda: False)
-    session = await still.rules.new_session(OURS, "w", 60_000)
+    (topic_no,) = await stepped.topic_nos("mail")
+    monkeypatch.setattr(stepped.demands.names, "consumers", {topic_no: "mail"})
+    monkeypatch.setattr(stepped.demands, "places_valid", lambda: False)
+    session = await stepped.rules.new_session(OURS, "w", 60_000)
     session.places = frozenset({topic_no})
-    still.demands.ask(session, ["mail"], 60_000, 1)
+    stepped.demands.ask(session, ["mail"], 60_000, 1)
     looking = asyncio.create_task(session.queued(or_looked=True))
     await settle_down()
-    assert await still.claimer.run_once() == 0
+    assert await stepped.claimer.run_once() == 0
     assert not await asyncio.wait_for(looking, SOON.total_seconds())

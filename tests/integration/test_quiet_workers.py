@@ -51,41 +51,41 @@ async def test_a_quiet_worker_gets_no_more_jobs_and_finishes_what_it_holds(one: 
     ]
 
 
-async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(still: Instance) -> None:
-    await still.submit(2)
-    worker = await still.worker("ant", slots=5)
-    hold = still.store.after["claim"] = Hold()
-    claiming = asyncio.create_task(still.claimer.run_once())
+async def test_credit_of_a_worker_made_quiet_during_a_claim_is_kept(stepped: Instance) -> None:
+    await stepped.submit(2)
+    worker = await stepped.worker("ant", slots=5)
+    hold = stepped.store.after["claim"] = Hold()
+    claiming = asyncio.create_task(stepped.claimer.run_once())
     await hold.reached()
-    tenant_no = await still.store.tenant_no("acme")
-    still.gate.set_quiet([(tenant_no, "ant")])
+    tenant_no = await stepped.store.tenant_no("acme")
+    stepped.gate.set_quiet([(tenant_no, "ant")])
     worker.ready(2)
     hold.release()
     assert await claiming == 2  # which go back
-    still.store.after.clear()
-    assert still.free() == 0
-    await still.submit(9)
-    still.demands.wake_all()
-    assert await still.claimer.run_once() == 0
-    still.gate.set_quiet([])
-    assert still.free() == 7, "five that the claim had reserved, and two said meanwhile"
-    assert await still.claimer.run_once() == 7
-    still.gate.set_quiet([(tenant_no, "ant")])
+    stepped.store.after.clear()
+    assert stepped.free() == 0
+    await stepped.submit(9)
+    stepped.demands.wake_all()
+    assert await stepped.claimer.run_once() == 0
+    stepped.gate.set_quiet([])
+    assert stepped.free() == 7, "five that the claim had reserved, and two said meanwhile"
+    assert await stepped.claimer.run_once() == 7
+    stepped.gate.set_quiet([(tenant_no, "ant")])
     worker.lose()
-    assert not still.demands.by_wanted, "one that ends while it is quiet leaves nothing behind"
+    assert not stepped.demands.by_wanted, "one that ends while it is quiet leaves nothing behind"
 
 
-async def test_a_claim_that_waits_while_its_worker_is_made_quiet_gets_no_job(still: Instance) -> None:
-    tenant_no = await still.store.tenant_no("acme")
+async def test_a_claim_that_waits_while_its_worker_is_made_quiet_gets_no_job(stepped: Instance) -> None:
+    tenant_no = await stepped.store.tenant_no("acme")
     session = WorkerSession(OPERATOR, tenant_no, "ant", time.monotonic, 60_000)
-    still.sessions.begin_call(session)
-    still.demands.ask(session, ["new"], 60_000, 1)
-    still.gate.set_quiet([(tenant_no, "ant")])
-    await still.submit(1, topic="new")
-    still.demands.wake_all()
-    assert await still.claimer.run_once() == 0
-    still.gate.set_quiet([])
-    assert await still.claimer.run_once() == 1
+    stepped.sessions.begin_call(session)
+    stepped.demands.ask(session, ["new"], 60_000, 1)
+    stepped.gate.set_quiet([(tenant_no, "ant")])
+    await stepped.submit(1, topic="new")
+    stepped.demands.wake_all()
+    assert await stepped.claimer.run_once() == 0
+    stepped.gate.set_quiet([])
+    assert await stepped.claimer.run_once() == 1
 
 
 async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(one: Instance, database: str) -> None:
@@ -108,33 +108,33 @@ async def test_a_quiet_worker_is_quiet_on_every_instance_and_after_a_reconnect(o
         assert len(again.tracker.runs) == 2
 
 
-async def test_being_quiet_ends_by_itself_and_costs_no_statement_meanwhile(still: Instance, db: Connection) -> None:
+async def test_being_quiet_ends_by_itself_and_costs_no_statement_meanwhile(stepped: Instance, db: Connection) -> None:
     clock = await Clock.install(db)
-    desk = Desk(still)
-    await still.submit(1)
-    await still.worker("ant", slots=1)
+    desk = Desk(stepped)
+    await stepped.submit(1)
+    await stepped.worker("ant", slots=1)
     quiet = await desk.verbs.quiet(OPERATOR, "ant", span=timedelta(minutes=5))
     assert quiet.until - quiet.since == timedelta(minutes=5)
-    await still.ticker.run_once()
-    await still.store.count_statements()
+    await stepped.ticker.run_once()
+    await stepped.store.count_statements()
     for _ in range(3):
-        await still.ticker.run_once()
-        assert await still.claimer.run_once() == 0
-    assert await still.store.sent() == 3
+        await stepped.ticker.run_once()
+        assert await stepped.claimer.run_once() == 0
+    assert await stepped.store.sent() == 3
     await clock.advance(minutes=5)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 1
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 1
     await desk.verbs.quiet(OPERATOR, "bee")
     assert await db.fetch("SELECT worker FROM headgate.quiet_names") == [("bee",)], "what is over is forgotten"
 
 
-async def test_the_same_name_in_another_tenant_is_another_worker(still: Instance) -> None:
-    await Desk(still).verbs.quiet(someone(Scope.OPERATE, tenant="other"), "ant")
-    await still.submit(1)
-    await still.worker("ant", slots=1)
-    assert await still.claimer.run_once() == 1
+async def test_the_same_name_in_another_tenant_is_another_worker(stepped: Instance) -> None:
+    await Desk(stepped).verbs.quiet(someone(Scope.OPERATE, tenant="other"), "ant")
+    await stepped.submit(1)
+    await stepped.worker("ant", slots=1)
+    assert await stepped.claimer.run_once() == 1
     with pytest.raises(PermissionDenied, match="all topics"):
-        await Desk(still).verbs.quiet(someone(Scope.OPERATE, topics=["mail"]), "ant")
+        await Desk(stepped).verbs.quiet(someone(Scope.OPERATE, topics=["mail"]), "ant")
 
 
 async def test_workers_of_all_instances_are_listed(one: Instance, database: str) -> None:

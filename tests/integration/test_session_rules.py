@@ -99,10 +99,10 @@ async def test_a_session_gets_the_jobs_it_asks_for_and_the_receipts_of_what_it_r
     assert len(one.demands) == 0
 
 
-async def test_an_empty_frame_of_outcomes_is_answered_at_once(still: Instance) -> None:
-    session, _ = await still.rules.open(OURS, Hello(worker_id="w"))
+async def test_an_empty_frame_of_outcomes_is_answered_at_once(stepped: Instance) -> None:
+    session, _ = await stepped.rules.open(OURS, Hello(worker_id="w"))
     frame = OutcomeFrame(seq=3, ids=(), epochs=(), results=(), others=(), indexes=(), refused=[(0, WRONG)], size=0)
-    still.rules.report(session, frame)
+    stepped.rules.report(session, frame)
     assert await control(session) == ControlFrame(receipts_seq=3, receipt_exceptions=[(0, WRONG)])
 
 
@@ -147,23 +147,23 @@ async def test_a_beat_is_answered_although_parts_of_it_are_wrong(one: Instance) 
     assert not session.held
 
 
-async def test_a_session_that_its_instance_has_forgotten_ends_with_its_next_beat(still: Instance) -> None:
-    session, _ = await still.rules.open(OURS, Hello(worker_id="w"))
-    still.sessions.close(session)
-    still.rules.beat(session, beat())
+async def test_a_session_that_its_instance_has_forgotten_ends_with_its_next_beat(stepped: Instance) -> None:
+    session, _ = await stepped.rules.open(OURS, Hello(worker_id="w"))
+    stepped.sessions.close(session)
+    stepped.rules.beat(session, beat())
     assert isinstance(session.ended, SessionForgotten)
 
 
-async def test_an_error_in_a_part_of_a_frame_is_sent_and_a_missing_right_ends_the_session(still: Instance) -> None:
+async def test_an_error_in_a_part_of_a_frame_is_sent_and_a_missing_right_ends_the_session(stepped: Instance) -> None:
     narrow = Identity(tenant="acme", subject="narrow", scopes=frozenset(Scope), topics=TopicSet.of("mail"))
-    session, _ = await still.rules.open(narrow, Hello(worker_id="w"))
+    session, _ = await stepped.rules.open(narrow, Hello(worker_id="w"))
     for topics, count in (((), 1), (["mail"], 0), (["no topic!"], 1), ([f"t{n}" for n in range(1_001)], 1)):
         with reporting_errors(session, seq=5):
-            await still.rules.request_jobs(session, topics, count)
+            await stepped.rules.request_jobs(session, topics, count)
         frame = await control(session)
         assert (isinstance(frame.error, InvalidInput), frame.error_seq) == (True, 5)
     with pytest.raises(PermissionDenied), reporting_errors(session):
-        await still.rules.request_jobs(session, ["pay"], 1)
+        await stepped.rules.request_jobs(session, ["pay"], 1)
 
 
 async def test_a_worker_that_finishes_gets_no_jobs_but_its_receipts(one: Instance) -> None:

@@ -22,7 +22,7 @@ from tests.support.queue import Clock
 
 
 @pytest.fixture
-async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+async def stepped(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     """An instance that moves only when the test calls it; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance
@@ -58,34 +58,34 @@ def shares(one: Instance) -> Sequence[dict[int, int]]:
 
 
 async def test_every_statement_is_shared_among_the_tenants_that_have_leases_to_renew(
-    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+    stepped: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
-    greedy = await holding(still, 50, "greedy", tenant="greedy")
-    small = await holding(still, 15, "small", tenant="small")
+    greedy = await holding(stepped, 50, "greedy", tenant="greedy")
+    small = await holding(stepped, 15, "small", tenant="small")
     first, second = greedy.session.tenant_no, small.session.tenant_no
     await pass_time(seconds, clock, 31, greedy, small)
-    assert await still.renewer.run_once() == 60
-    assert shares(still) == [{first: 10, second: 10}, {first: 15, second: 5}, {first: 20}]
-    assert still.renewer.behind
-    assert await still.renewer.run_once() == 5
-    assert shares(still) == [{first: 5}]
-    assert not still.renewer.behind
+    assert await stepped.renewer.run_once() == 60
+    assert shares(stepped) == [{first: 10, second: 10}, {first: 15, second: 5}, {first: 20}]
+    assert stepped.renewer.behind
+    assert await stepped.renewer.run_once() == 5
+    assert shares(stepped) == [{first: 5}]
+    assert not stepped.renewer.behind
     left = await db.fetchval("SELECT min(lease_until - headgate.clock_v1()) FROM headgate.jobs")
     assert left.total_seconds() == 60  # none was left out
 
 
 async def test_a_lease_that_falls_due_during_a_long_pass_is_in_the_first_statement_of_the_next(
-    still: Instance, seconds: ManualClock, clock: Clock
+    stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
-    greedy = await holding(still, 100, "greedy", tenant="greedy")
+    greedy = await holding(stepped, 100, "greedy", tenant="greedy")
     await pass_time(seconds, clock, 20, greedy)
-    late = await holding(still, 1, "late", tenant="late")
+    late = await holding(stepped, 1, "late", tenant="late")
     await pass_time(seconds, clock, 11, greedy, late)
-    assert await still.renewer.run_once() == 60
+    assert await stepped.renewer.run_once() == 60
     await pass_time(seconds, clock, 20, greedy, late)
-    shares(still)
-    assert await still.renewer.run_once() == 41
-    assert shares(still) == [
+    shares(stepped)
+    assert await stepped.renewer.run_once() == 41
+    assert shares(stepped) == [
         {greedy.session.tenant_no: 19, late.session.tenant_no: 1},
         {greedy.session.tenant_no: 20},
         {greedy.session.tenant_no: 1},
@@ -93,31 +93,31 @@ async def test_a_lease_that_falls_due_during_a_long_pass_is_in_the_first_stateme
 
 
 async def test_leases_that_are_locked_do_not_keep_others_of_their_session_waiting(
-    still: Instance, seconds: ManualClock, clock: Clock, db: Connection
+    stepped: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
-    worker = await holding(still, 90, "locked", tenant="acme")
+    worker = await holding(stepped, 90, "locked", tenant="acme")
     await pass_time(seconds, clock, 31, worker)
     locked: list[UUID] = list(worker.session.held)[:60]
     async with db.transaction():
         await db.execute("SELECT FROM headgate.jobs WHERE id = ANY ($1) FOR UPDATE", locked)
-        assert await still.renewer.run_once() == 0
-        assert not still.renewer.behind  # asking again without a pause would not free them
-        assert await still.renewer.run_once() == 30
-    assert await still.renewer.run_once() == 60
+        assert await stepped.renewer.run_once() == 0
+        assert not stepped.renewer.behind  # asking again without a pause would not free them
+        assert await stepped.renewer.run_once() == 30
+    assert await stepped.renewer.run_once() == 60
 
 
 async def test_what_was_sent_to_a_worker_is_its_own_credentials_to_give_back_on_every_instance(
-    still: Instance, database: str
+    stepped: Instance, database: str
 ) -> None:
-    mine = await still.worker("w", slots=1, incarnation=7, subject="mine")
-    (job,) = await still.submit(1)
-    assert await still.claimer.run_once() == 1
+    mine = await stepped.worker("w", slots=1, incarnation=7, subject="mine")
+    (job,) = await stepped.submit(1)
+    assert await stepped.claimer.run_once() == 1
     async with Instance(database, name="two", running=False) as other:
         thief = await other.worker("w", incarnation=7, subject="another")  # it knows the name and the incarnation
         tenant_no = thief.session.tenant_no
         assert await other.renewer.calls.abandon_undeclared(tenant_no, thief.session.claims_as, []) == []
-        assert (await still.job(job)).state is State.RUNNING
-        assert (await still.job(job)).worker == "w"
+        assert (await stepped.job(job)).state is State.RUNNING
+        assert (await stepped.job(job)).worker == "w"
         mine.lose()
         back = await other.worker("w2", incarnation=7, subject="mine")
         assert await other.renewer.calls.abandon_undeclared(tenant_no, back.session.claims_as, []) == []  # another name
@@ -126,26 +126,26 @@ async def test_what_was_sent_to_a_worker_is_its_own_credentials_to_give_back_on_
         assert await other.renewer.calls.abandon_undeclared(tenant_no, back.session.claims_as, []) == [job]
 
 
-async def test_a_worker_id_belongs_to_the_credential_whose_session_is_alive(still: Instance) -> None:
-    older = await still.worker("w", subject="mine")
+async def test_a_worker_id_belongs_to_the_credential_whose_session_is_alive(stepped: Instance) -> None:
+    older = await stepped.worker("w", subject="mine")
     with pytest.raises(WorkerIdTaken, match="id of its own"):
-        await still.worker("w", subject="another")
+        await stepped.worker("w", subject="another")
     assert older.session.ended is None
-    assert still.sessions.find(older.session.tenant_no, "w") is older.session
-    await still.worker("w", subject="another", tenant="elsewhere")  # another tenant's names are its own
-    newer = await still.worker("w", subject="mine")
+    assert stepped.sessions.find(older.session.tenant_no, "w") is older.session
+    await stepped.worker("w", subject="another", tenant="elsewhere")  # another tenant's names are its own
+    newer = await stepped.worker("w", subject="mine")
     assert isinstance(older.session.ended, Superseded)
     newer.lose()
-    await still.worker("w", subject="another")
+    await stepped.worker("w", subject="another")
 
 
 async def test_the_watchdog_waits_for_what_was_due_in_an_outage_and_for_nothing_later(
-    still: Instance, seconds: ManualClock, clock: Clock
+    stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
     """Leases of a second are due in every pass: they must not keep the watchdog of all tenants closed."""
     gate = WatchdogGate(beat=5, now=seconds)
-    renewer = LeaseRenewer(still.store, still.sessions, now=seconds, watchdog=gate)
-    greedy = await holding(still, 100, "greedy", tenant="greedy", lease=timedelta(seconds=1))
+    renewer = LeaseRenewer(stepped.store, stepped.sessions, now=seconds, watchdog=gate)
+    greedy = await holding(stepped, 100, "greedy", tenant="greedy", lease=timedelta(seconds=1))
     seconds.advance(0.5)
     gate.lost()
     gate.answered()

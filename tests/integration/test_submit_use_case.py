@@ -203,9 +203,11 @@ async def test_a_batch_that_is_empty_or_too_large_is_refused(one: Instance) -> N
         await use.many(caller, [Draft()] * (limits.SUBMIT_FLUSH_MAX_ROWS + 1), read_draft, atomic=True)
 
 
-async def test_a_payload_over_the_limit_of_the_server_is_refused_with_the_field_and_the_limit(still: Instance) -> None:
-    use = Submits(still.store, still.submitter, make_id=new_id, payload_max=10)
-    caller = caller_of(still.tenant)
+async def test_a_payload_over_the_limit_of_the_server_is_refused_with_the_field_and_the_limit(
+    stepped: Instance,
+) -> None:
+    use = Submits(stepped.store, stepped.submitter, make_id=new_id, payload_max=10)
+    caller = caller_of(stepped.tenant)
     for plain in (True, False):
         with pytest.raises(TooLarge, match=r"payload: 11 bytes is over the limit of 10 bytes; .*payload_max") as caught:
             await use.one(caller, Draft(id=new_id().bytes, payload=b"x" * 11), read_draft, plain=plain)

@@ -39,37 +39,37 @@ async def apply(one: Instance, values: Mapping[str, object], topic: str = "mail"
 # ---------------------------------------------------------------------- versions
 
 
-async def test_an_apply_is_a_version_and_the_same_again_is_none(still: Instance) -> None:
-    first = await apply(still, {"max_attempts": 3, "max_running": 5}, reason="new gateway")
+async def test_an_apply_is_a_version_and_the_same_again_is_none(stepped: Instance) -> None:
+    first = await apply(stepped, {"max_attempts": 3, "max_running": 5}, reason="new gateway")
     assert first.topic is not None
     assert (first.before_version, first.topic.version) == (0, 1)
     assert {(one.setting, one.before, one.after) for one in first.changes} == {
         ("max_attempts", 20, 3),
         ("max_running", None, 5),
     }
-    again = await apply(still, {"max_attempts": 3, "max_running": 5})
+    again = await apply(stepped, {"max_attempts": 3, "max_running": 5})
     assert again.topic is not None
     assert (again.changes, again.topic.version) == ([], 1)
 
 
-async def test_a_dry_run_says_the_same_and_writes_nothing(still: Instance) -> None:
-    planned = await apply(still, {"lease": timedelta(seconds=5)}, dry_run=True)
+async def test_a_dry_run_says_the_same_and_writes_nothing(stepped: Instance) -> None:
+    planned = await apply(stepped, {"lease": timedelta(seconds=5)}, dry_run=True)
     assert (planned.topic, planned.before_version, planned.dry_run) == (None, 0, True)
     with pytest.raises(NotFound):
-        await TopicStore(still.store).get_topic("acme", "mail")
-    done = await apply(still, {"lease": timedelta(seconds=5)})
+        await TopicStore(stepped.store).get_topic("acme", "mail")
+    done = await apply(stepped, {"lease": timedelta(seconds=5)})
     assert done.changes == planned.changes
-    await apply(still, {"lease": None}, dry_run=True)
-    assert (await TopicStore(still.store).get_topic("acme", "mail")).version == 1
+    await apply(stepped, {"lease": None}, dry_run=True)
+    assert (await TopicStore(stepped.store).get_topic("acme", "mail")).version == 1
 
 
-async def test_of_two_applies_from_one_version_the_second_is_refused(still: Instance) -> None:
-    await apply(still, {"max_attempts": 3})
-    await apply(still, {"max_attempts": 4}, version=1)
+async def test_of_two_applies_from_one_version_the_second_is_refused(stepped: Instance) -> None:
+    await apply(stepped, {"max_attempts": 3})
+    await apply(stepped, {"max_attempts": 4}, version=1)
     for dry_run in (False, True):
         with pytest.raises(VersionConflict, match="version 2, not 1"):
-            await apply(still, {"max_attempts": 5}, version=1, dry_run=dry_run)
-    view = await TopicStore(still.store).get_topic("acme", "mail")
+            await apply(stepped, {"max_attempts": 5}, version=1, dry_run=dry_run)
+    view = await TopicStore(stepped.store).get_topic("acme", "mail")
     assert (view.rules.max_attempts, view.version) == (4, 2)
 
 
@@ -82,25 +82,25 @@ async def test_many_applies_from_one_version_at_once_make_one_version(one: Insta
     assert sum(isinstance(answer, VersionConflict) for answer in answers) == 7
 
 
-async def test_an_applied_value_wins_over_a_declaration_until_it_is_pruned(still: Instance) -> None:
-    store = TopicStore(still.store)
-    await apply(still, {"max_attempts": 3, "priority": 7})
+async def test_an_applied_value_wins_over_a_declaration_until_it_is_pruned(stepped: Instance) -> None:
+    store = TopicStore(stepped.store)
+    await apply(stepped, {"max_attempts": 3, "priority": 7})
     await store.declare_topic("acme", "mail", {"max_attempts": 9}, source="shop", worker="w", actor="token")
     assert (await store.get_topic("acme", "mail")).rules.max_attempts == 3
-    pruned = await apply(still, {"priority": 7}, prune=True)
+    pruned = await apply(stepped, {"priority": 7}, prune=True)
     assert pruned.topic is not None
     assert (pruned.topic.rules.max_attempts, pruned.topic.rules.priority) == (9, 7)
     assert [one.setting for one in pruned.changes] == ["max_attempts"]
-    kept = await apply(still, {}, prune=False)
+    kept = await apply(stepped, {}, prune=False)
     assert kept.changes == []
 
 
-async def test_the_history_says_who_changed_what_and_why_and_is_bounded(still: Instance) -> None:
-    store = TopicStore(still.store)
-    await apply(still, {"max_attempts": 3}, reason="outage")
+async def test_the_history_says_who_changed_what_and_why_and_is_bounded(stepped: Instance) -> None:
+    store = TopicStore(stepped.store)
+    await apply(stepped, {"max_attempts": 3}, reason="outage")
     await store.declare_topic("acme", "mail", {"priority": 2}, source="shop", worker="w", actor="token")
     await store.release_topic("acme", "mail", settings=(), actor="ben", reason="over")
-    found = await policies(still).history(ANA, "mail")
+    found = await policies(stepped).history(ANA, "mail")
     assert [(one.version, one.verb, one.actor, one.reason) for one in found] == [
         (3, "release_topic", "ben", "over"),
         (2, "declare_topic", "token", ""),
@@ -112,31 +112,31 @@ async def test_the_history_says_who_changed_what_and_why_and_is_bounded(still: I
         ["priority"],
         ["max_attempts"],
     ]
-    assert [one.version for one in await policies(still).history(ANA, "mail", before=3, limit=1)] == [2]
-    async with still.store.lane("upkeep").use() as db:
+    assert [one.version for one in await policies(stepped).history(ANA, "mail", before=3, limit=1)] == [2]
+    async with stepped.store.lane("upkeep").use() as db:
         await db.execute("UPDATE headgate.topic_rules SET version = $1", HISTORY_KEPT + 1)
-    await apply(still, {"max_attempts": 4})
-    assert [one.version for one in await policies(still).history(ANA, "mail")] == [HISTORY_KEPT + 2, 3]
+    await apply(stepped, {"max_attempts": 4})
+    assert [one.version for one in await policies(stepped).history(ANA, "mail")] == [HISTORY_KEPT + 2, 3]
     with pytest.raises(NotFound):
-        await policies(still).history(ANA, "unknown")
+        await policies(stepped).history(ANA, "unknown")
 
 
-async def test_an_apply_is_audited_with_what_was_before(still: Instance) -> None:
-    await apply(still, {"max_consumers": 2, "dead_letter_topic": "lost"}, reason="two at once")
-    async with still.store.lane("upkeep").use() as db:
+async def test_an_apply_is_audited_with_what_was_before(stepped: Instance) -> None:
+    await apply(stepped, {"max_consumers": 2, "dead_letter_topic": "lost"}, reason="two at once")
+    async with stepped.store.lane("upkeep").use() as db:
         verb, target, reason, detail = await db.fetchrow("SELECT verb, target, reason, detail FROM headgate.audit")
     assert (verb, target, reason) == ("apply_topic", "topic mail", "two at once")
     assert '"max_consumers": 2' in detail
     assert '"dead_letter_topic": "lost"' in detail
 
 
-async def test_a_token_for_some_topics_applies_to_those_only(still: Instance) -> None:
+async def test_a_token_for_some_topics_applies_to_those_only(stepped: Instance) -> None:
     some = caller_of("acme", "mail")
-    await policies(still).apply(some, "mail", {"max_attempts": 3})
+    await policies(stepped).apply(some, "mail", {"max_attempts": 3})
     with pytest.raises(PermissionDenied):
-        await policies(still).apply(some, "other", {"max_attempts": 3}, dry_run=True)
+        await policies(stepped).apply(some, "other", {"max_attempts": 3}, dry_run=True)
     with pytest.raises(PermissionDenied):
-        await policies(still).history(some, "other")
+        await policies(stepped).history(some, "other")
 
 
 # ---------------------------------------------------------------------- schemas

@@ -104,55 +104,55 @@ async def test_what_an_operator_has_set_wins_until_it_is_released(queue: Queue) 
     assert await job_in_sql(queue) == (8, 5, 0, 1_000, -9)
 
 
-async def test_an_instance_and_its_cache_follow(still: Instance, db: Connection) -> None:
-    store, other = TopicStore(still.store), Names()
-    await store.declare_topic(still.tenant, "mail", {"max_attempts": 3}, source="shop", worker="w", actor="t")
-    (known,) = await still.store.topics(still.tenant, ["mail"])
+async def test_an_instance_and_its_cache_follow(stepped: Instance, db: Connection) -> None:
+    store, other = TopicStore(stepped.store), Names()
+    await store.declare_topic(stepped.tenant, "mail", {"max_attempts": 3}, source="shop", worker="w", actor="t")
+    (known,) = await stepped.store.topics(stepped.tenant, ["mail"])
     assert (known.rules.max_attempts, known.unruled) == (3, {"retry", "priority"})
     await other.refresh(db)
     assert other.topics_by_no[known.no].rules.max_attempts == 3
-    await store.declare_topic(still.tenant, "mail", {"max_attempts": 3}, source="shop", worker="v", actor="t")
+    await store.declare_topic(stepped.tenant, "mail", {"max_attempts": 3}, source="shop", worker="v", actor="t")
     assert await other.refresh(db) == 0, "the same again is nothing that an instance has to read"
 
 
 @pytest.mark.parametrize("plain", [True, False])
 async def test_what_the_producer_knows_as_declared_counts_until_rules_are_stored(
-    still: Instance, db: Connection, plain: bool
+    stepped: Instance, db: Connection, plain: bool
 ) -> None:
     """Else the jobs of an application whose worker has never started would have other rules than its code says."""
     known = JobRules(max_attempts=3, policy=FIXED, priority=7)
 
     async def submitted() -> tuple[object, ...]:
-        job = Queue(db, tenant=still.tenant).job(declared=known)
+        job = Queue(db, tenant=stepped.tenant).job(declared=known)
         if plain:
-            rows = await still.store.fill_plain(
-                still.tenant, "mail", [job.id.bytes], [b"x"], (), new_id=True, declared=known
+            rows = await stepped.store.fill_plain(
+                stepped.tenant, "mail", [job.id.bytes], [b"x"], (), new_id=True, declared=known
             )
         else:
-            rows = await still.store.fill([job])
-        assert await still.store.submit(rows) == {}
+            rows = await stepped.store.fill([job])
+        assert await stepped.store.submit(rows) == {}
         return tuple(await db.fetchrow(JOB, job.id))
 
     assert await submitted() == (7, 3, 1, 30_000, -8)
-    store = TopicStore(still.store)
-    await store.set_topic(still.tenant, "mail", rules={"max_attempts": 20}, limits={}, actor="ana", reason="")
+    store = TopicStore(stepped.store)
+    await store.set_topic(stepped.tenant, "mail", rules={"max_attempts": 20}, limits={}, actor="ana", reason="")
     assert await submitted() == (7, 20, 1, 30_000, -8)
     await store.declare_topic(
-        still.tenant, "mail", {"priority": 1, "retry": RetryPolicy()}, source="shop", worker="w", actor="t"
+        stepped.tenant, "mail", {"priority": 1, "retry": RetryPolicy()}, source="shop", worker="w", actor="t"
     )
     assert await submitted() == (1, 20, 0, 1_000, -2)
 
 
-async def test_plain_jobs_have_their_own_priority_or_that_of_the_topic(still: Instance, db: Connection) -> None:
-    await TopicStore(still.store).set_topic(
-        still.tenant, "mail", rules={"priority": 4}, limits={}, actor="ana", reason=""
+async def test_plain_jobs_have_their_own_priority_or_that_of_the_topic(stepped: Instance, db: Connection) -> None:
+    await TopicStore(stepped.store).set_topic(
+        stepped.tenant, "mail", rules={"priority": 4}, limits={}, actor="ana", reason=""
     )
     ids = [Queue(db).job().id.bytes for _ in range(3)]
-    rows = await still.store.fill_plain(
-        still.tenant, "mail", ids, [b"x"] * 3, [0, 0, 9], new_id=True, unset_priorities=[0]
+    rows = await stepped.store.fill_plain(
+        stepped.tenant, "mail", ids, [b"x"] * 3, [0, 0, 9], new_id=True, unset_priorities=[0]
     )
     assert (rows.priorities, rows.rank_classes) == ([4, 0, 9], [-5, -1, -10])
-    rows = await still.store.fill_plain(still.tenant, "mail", ids, [b"x"] * 3, (), new_id=True)
+    rows = await stepped.store.fill_plain(stepped.tenant, "mail", ids, [b"x"] * 3, (), new_id=True)
     assert rows.priorities == [4, 4, 4]
 
 
@@ -211,8 +211,8 @@ class Connected:
         return self.workers
 
 
-def use_case(still: Instance, connected: Connected) -> Topics:
-    return Topics(TopicStore(still.store), on_change=lambda _: None, connected=connected)
+def use_case(stepped: Instance, connected: Connected) -> Topics:
+    return Topics(TopicStore(stepped.store), on_change=lambda _: None, connected=connected)
 
 
 def conflicts(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -220,10 +220,10 @@ def conflicts(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_a_conflict_between_two_workers_is_reported_once_and_shown_while_it_lasts(
-    still: Instance, caplog: pytest.LogCaptureFixture
+    stepped: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
     connected = Connected("w1", "w2")
-    use = use_case(still, connected)
+    use = use_case(stepped, connected)
     caplog.set_level(logging.WARNING)
     (first,) = await use.declare(WORKER, [("mail", {"max_attempts": 5})], source="shop", worker="w1")
     assert (first.changed, first.version, first.conflict) == (True, 1, None)
@@ -245,8 +245,8 @@ async def test_a_conflict_between_two_workers_is_reported_once_and_shown_while_i
     assert shown.conflict is None
 
 
-async def test_the_origin_of_each_rule_is_shown(still: Instance) -> None:
-    use = use_case(still, Connected())
+async def test_the_origin_of_each_rule_is_shown(stepped: Instance) -> None:
+    use = use_case(stepped, Connected())
     await use.declare(WORKER, [("mail", {"max_attempts": 5, "max_running": 2})], source="shop", worker="w1")
     operator = caller(Scope.OPERATE)
     view = await use.set(operator, "mail", {"max_attempts": 3}, clear=["max_running"], reason="3 a.m.")
@@ -269,9 +269,9 @@ async def test_the_origin_of_each_rule_is_shown(still: Instance) -> None:
 
 
 async def test_a_declaration_needs_the_topics_of_its_token_and_stays_within_quotas(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
-    use = use_case(still, Connected())
+    use = use_case(stepped, Connected())
     limited = caller(Scope.WORK, only=TopicSet.of("mail"))
     with pytest.raises(PermissionDenied, match="other"):
         await use.declare(limited, [("other", {"max_attempts": 5})], source="s", worker="w")
@@ -292,8 +292,8 @@ async def test_a_declaration_needs_the_topics_of_its_token_and_stays_within_quot
         await use.declare(WORKER, [("mail", {"retry": FIXED})], source="s", worker="w")
 
 
-async def test_declarations_and_releases_are_in_the_audit(still: Instance, db: Connection) -> None:
-    use = use_case(still, Connected())
+async def test_declarations_and_releases_are_in_the_audit(stepped: Instance, db: Connection) -> None:
+    use = use_case(stepped, Connected())
     for worker in ("w1", "w2"):
         await use.declare(WORKER, [("mail", {"max_attempts": 5})], source="shop", worker=worker)
     await use.set(caller(Scope.OPERATE), "mail", {"max_attempts": 3})

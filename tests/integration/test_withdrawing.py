@@ -50,22 +50,22 @@ async def _states(one: Instance, jobs: Sequence[UUID]) -> list[tuple[State, int,
 # ---------------------------------------------------------------------- withdrawn credit
 
 
-async def test_who_withdraws_is_given_nothing_more_and_what_was_not_written_goes_back(still: Instance) -> None:
-    jobs = await still.submit(6)
-    leaving = await still.worker("leaving", slots=3)
-    assert await still.claimer.run_once() == 3
+async def test_who_withdraws_is_given_nothing_more_and_what_was_not_written_goes_back(stepped: Instance) -> None:
+    jobs = await stepped.submit(6)
+    leaving = await stepped.worker("leaving", slots=3)
+    assert await stepped.claimer.run_once() == 3
     await leaving.take()  # on the wire
     leaving.ready(2)
-    assert await still.claimer.run_once() == 2  # queued
+    assert await stepped.claimer.run_once() == 2  # queued
     leaving.ready(7)
-    still.demands.withdraw(leaving.session)
-    assert (still.free(), set(leaving.session.held)) == (0, set(jobs[:3]))
-    await still.flushed()
-    states = await _states(still, jobs)
+    stepped.demands.withdraw(leaving.session)
+    assert (stepped.free(), set(leaving.session.held)) == (0, set(jobs[:3]))
+    await stepped.flushed()
+    states = await _states(stepped, jobs)
     assert states == [(State.RUNNING, 1, 1)] * 3 + [(State.PENDING, 0, 1)] * 2 + [(State.PENDING, 0, 0)]
-    assert await still.claimer.run_once() == 0
+    assert await stepped.claimer.run_once() == 0
     leaving.ready(1)  # it has thought better of it
-    assert await still.claimer.run_once() == 1
+    assert await stepped.claimer.run_once() == 1
 
 
 async def test_a_claim_in_flight_gives_nothing_to_a_session_that_withdrew_meanwhile(
@@ -133,34 +133,34 @@ async def _all(worker: Worker, count: int) -> list[UUID]:
 # ---------------------------------------------------------------------- what was written
 
 
-async def test_a_frame_whose_write_was_cut_short_goes_back_at_no_cost(still: Instance) -> None:
-    jobs = await still.submit(2)
-    worker = await still.worker("cut", slots=1)
-    await still.claimer.run_once()
+async def test_a_frame_whose_write_was_cut_short_goes_back_at_no_cost(stepped: Instance) -> None:
+    jobs = await stepped.submit(2)
+    worker = await stepped.worker("cut", slots=1)
+    await stepped.claimer.run_once()
     first = await worker.session.next_part()
     assert isinstance(first, Delivery)
     worker.session.written()
     worker.ready(1)
-    await still.claimer.run_once()
+    await stepped.claimer.run_once()
     assert isinstance(await worker.session.next_part(), Delivery)  # and its write never returns
     assert worker.session.take_unsent() == []  # as long as the session lives, it may
     worker.lose()
-    await still.flushed()
-    assert await _states(still, jobs) == [(State.RUNNING, 1, 1), (State.PENDING, 0, 1)]
+    await stepped.flushed()
+    assert await _states(stepped, jobs) == [(State.RUNNING, 1, 1), (State.PENDING, 0, 1)]
 
 
 # ---------------------------------------------------------------------- what a beat says
 
 
-async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(still: Instance) -> None:
-    dropped, kept, reported, later = await still.submit(4)
-    worker = await still.worker("w", slots=3)
-    await still.claimer.run_once()
+async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(stepped: Instance) -> None:
+    dropped, kept, reported, later = await stepped.submit(4)
+    worker = await stepped.worker("w", slots=3)
+    await stepped.claimer.run_once()
     seen = (await worker.take()).seq
     assert seen == 1
     number = worker.session.reporting([reported])
     worker.ready(1)
-    await still.claimer.run_once()  # on its way while the worker beats
+    await stepped.claimer.run_once()  # on its way while the worker beats
     epoch = worker.session.held[kept][0]
     worker.session.keep_only({(kept, epoch)}, seen=seen)
     assert set(worker.session.held) == {kept, reported, later}
@@ -170,10 +170,10 @@ async def test_a_beat_ends_the_renewal_of_what_the_worker_had_and_holds_no_more(
     assert dropped not in worker.session.held
 
 
-async def test_of_a_delivery_in_several_frames_only_the_last_has_its_number(still: Instance) -> None:
-    await still.submit(5, payload=bytes(FRAME_BYTES // 2))
-    worker = await still.worker("w", slots=5)
-    assert await still.claimer.run_once() == 5
+async def test_of_a_delivery_in_several_frames_only_the_last_has_its_number(stepped: Instance) -> None:
+    await stepped.submit(5, payload=bytes(FRAME_BYTES // 2))
+    worker = await stepped.worker("w", slots=5)
+    assert await stepped.claimer.run_once() == 5
     numbers = [(await worker.take()).seq for _ in range(3)]
     assert numbers == [0, 0, 1]
 
@@ -192,18 +192,18 @@ async def test_two_epochs_of_one_job_in_one_renewal_are_answered_apart(queue: Qu
 
 
 async def test_of_two_sessions_renewed_at_once_the_old_holder_loses_the_job_and_the_new_one_keeps_it(
-    still: Instance,
+    stepped: Instance,
 ) -> None:
-    (job,) = await still.submit()
-    older = await still.worker("older", slots=1, lease=timedelta(seconds=1))
-    await still.claimer.run_once()
+    (job,) = await stepped.submit()
+    older = await stepped.worker("older", slots=1, lease=timedelta(seconds=1))
+    await stepped.claimer.run_once()
     await older.take()
-    await still.outcomes._store.settle(_abandoned(still, older.session.tenant_no, job, older.session.held[job][0]))
-    newer = await still.worker("newer", slots=1, lease=timedelta(seconds=1))
-    still.demands.wake_all()
-    await still.claimer.run_once()
+    await stepped.outcomes._store.settle(_abandoned(stepped, older.session.tenant_no, job, older.session.held[job][0]))
+    newer = await stepped.worker("newer", slots=1, lease=timedelta(seconds=1))
+    stepped.demands.wake_all()
+    await stepped.claimer.run_once()
     await newer.take()
-    assert await still.renewer.run_once() == 1
+    assert await stepped.renewer.run_once() == 1
     assert (older.session.held, set(newer.session.held)) == ({}, {job})
     assert counted((await older.hear()).lost) == [(job, 1)]
 
@@ -217,20 +217,20 @@ def _abandoned(one: Instance, tenant_no: int, job: UUID, epoch: int):  # type: i
 # ---------------------------------------------------------------------- heavy jobs
 
 
-async def test_a_claim_asks_for_no_more_heavy_jobs_than_make_a_few_mebibytes(still: Instance) -> None:
-    unseen = await still.worker("unseen", "unseen", slots=500)
-    await still.claimer.run_once()
-    assert still.store.asked[-1].limit == 32  # nothing is known of them: a mebibyte each, for all we know
-    await still.submit(6, "unseen", payload=bytes(MEBIBYTE))
+async def test_a_claim_asks_for_no_more_heavy_jobs_than_make_a_few_mebibytes(stepped: Instance) -> None:
+    unseen = await stepped.worker("unseen", "unseen", slots=500)
+    await stepped.claimer.run_once()
+    assert stepped.store.asked[-1].limit == 32  # nothing is known of them: a mebibyte each, for all we know
+    await stepped.submit(6, "unseen", payload=bytes(MEBIBYTE))
     demand = next(iter(unseen.session.credit))
     demand.job_bytes = 1.0  # nothing but small ones so far, and these came by another instance
-    await still.submit(1, "unseen", payload=bytes(MEBIBYTE))
-    await still.claimer.run_once()
-    assert still.store.asked[-1].limit == CLAIM_BYTES // MEBIBYTE  # a submit here says how heavy they are
-    await still.submit(20, "light")
-    light = await still.worker("light", "light", slots=500)
-    await still.claimer.run_once()
-    assert {asked.workers[0]: asked.limit for asked in still.store.asked}["light"] == 500
+    await stepped.submit(1, "unseen", payload=bytes(MEBIBYTE))
+    await stepped.claimer.run_once()
+    assert stepped.store.asked[-1].limit == CLAIM_BYTES // MEBIBYTE  # a submit here says how heavy they are
+    await stepped.submit(20, "light")
+    light = await stepped.worker("light", "light", slots=500)
+    await stepped.claimer.run_once()
+    assert {asked.workers[0]: asked.limit for asked in stepped.store.asked}["light"] == 500
     assert len(light.session.held) == 20
 
 
@@ -309,20 +309,20 @@ async def test_who_sends_nothing_but_bad_rows_fails_alone(database: str, one: In
     assert (good.session.held, set(bad.session.held)) == ({}, set(theirs[bad]))
 
 
-async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still: Instance) -> None:
-    await still.submit(200)
-    worker = await still.worker("w", slots=200)
-    while await still.claimer.run_once():
+async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(stepped: Instance) -> None:
+    await stepped.submit(200)
+    worker = await stepped.worker("w", slots=200)
+    while await stepped.claimer.run_once():
         pass
     jobs = list(worker.session.held)
     away = StoreError("the database refuses whatever it is told")
-    still.store.before["settle"] = failing_with(*[away] * 10_000)
+    stepped.store.before["settle"] = failing_with(*[away] * 10_000)
     failed: asyncio.Future[HeadgateError] = asyncio.get_running_loop().create_future()
 
     def done(answer: object) -> None:
         failed.set_exception(AssertionError(f"was not refused: {answer}"))
 
-    still.outcomes.put(
+    stepped.outcomes.put(
         OutcomeWrite(
             worker.session.tenant_no,
             jobs,
@@ -335,7 +335,7 @@ async def test_a_database_that_refuses_everything_is_not_asked_row_by_row(still:
         )
     )
     assert isinstance(await asyncio.wait_for(failed, 60), StoreError)
-    assert still.store.calls["settle"] <= MOST_REFUSALS + 1
+    assert stepped.store.calls["settle"] <= MOST_REFUSALS + 1
     assert set(worker.session.held) == set(jobs)
 
 

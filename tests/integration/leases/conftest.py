@@ -12,7 +12,7 @@ from tests.support.queue import Clock
 
 
 @pytest.fixture
-async def still(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
+async def stepped(database: str, seconds: ManualClock, clock: Clock) -> AsyncIterator[Instance]:
     """An instance that moves only when the test calls it; leases are of a minute."""
     async with Instance(database, running=False, now=seconds) as instance:
         yield instance

@@ -181,50 +181,50 @@ async def test_a_tick_that_waited_for_the_database_reaps_nothing(
 
 @pytest.mark.req("F50")
 async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
-    still: Instance, seconds: ManualClock, clock: Clock, caplog: pytest.LogCaptureFixture
+    stepped: Instance, seconds: ManualClock, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder, (held,) = await holding(still)
-    (early,) = await still.submit(1, delay=timedelta(seconds=1))
-    await still.ticker.run_once()
+    holder, (held,) = await holding(stepped)
+    (early,) = await stepped.submit(1, delay=timedelta(seconds=1))
+    await stepped.ticker.run_once()
     await clock.advance(seconds=2)
-    assert [job for _, _, job in (await still.ticker.run_once()).promoted] == [early]
+    assert [job for _, _, job in (await stepped.ticker.run_once()).promoted] == [early]
     await clock.advance(minutes=-10)
-    (later,) = await still.submit(1, delay=timedelta(seconds=1))
+    (later,) = await stepped.submit(1, delay=timedelta(seconds=1))
     with caplog.at_level("WARNING"):
-        assert (await still.ticker.run_once()).stepped_back == timedelta(minutes=10)
+        assert (await stepped.ticker.run_once()).stepped_back == timedelta(minutes=10)
     assert "clock_stepped_back seconds=600" in caplog.text
     await clock.advance(seconds=2)
-    tick = await still.ticker.run_once()
+    tick = await stepped.ticker.run_once()
     assert (tick.stepped_back, [job for _, _, job in tick.promoted]) == (None, [later])
     # What begins now is older than what ran before: its lease runs out anyway, and only that one.
-    worker = await still.worker("another", slots=1)
-    assert await still.claimer.run_once() == 1
+    worker = await stepped.worker("another", slots=1)
+    assert await stepped.claimer.run_once() == 1
     await worker.take()
     worker.lose()
     await pass_time(seconds, clock, 31)
     holder.session.mark_seen()
-    assert await still.renewer.run_once() == 1
+    assert await stepped.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
-    assert (await still.ticker.run_once()).reaped == 1
-    assert (await still.job(held)).attempt == 1
+    assert (await stepped.ticker.run_once()).reaped == 1
+    assert (await stepped.job(held)).attempt == 1
 
 
 # Those that lived through the step have seen it; one that is started after it has not.
 @pytest.mark.parametrize("lived_through", [True, False])
 @pytest.mark.parametrize("lease", [60, 3600])
 async def test_after_a_step_back_a_dead_workers_lease_lasts_no_longer_than_it_would_now(
-    still: Instance, other: Instance, clock: Clock, db: Connection, lease: int, lived_through: bool
+    stepped: Instance, other: Instance, clock: Clock, db: Connection, lease: int, lived_through: bool
 ) -> None:
-    worker, (dead,) = await holding(still)
-    await still.ticker.run_once()
+    worker, (dead,) = await holding(stepped)
+    await stepped.ticker.run_once()
     await clock.advance(seconds=20)
     tenant = worker.session.tenant_no
     if lease != 60:  # its handler has asked for longer
         (epoch,) = worker.delivered[0].epochs
-        assert await still.store.renew({(tenant, lease * 1000): ([dead], [epoch])}) == {}
+        assert await stepped.store.renew({(tenant, lease * 1000): ([dead], [epoch])}) == {}
     worker.lose()
     before = await db.fetchval("SELECT lease_until FROM headgate.jobs")
-    watch = still if lived_through else other
+    watch = stepped if lived_through else other
     assert (await watch.ticker.run_once()).reaped == 0
     assert await db.fetchval("SELECT lease_until FROM headgate.jobs") == before, (
         "a lease that is as it should be is left"
@@ -241,18 +241,18 @@ async def test_after_a_step_back_a_dead_workers_lease_lasts_no_longer_than_it_wo
 
 
 async def test_a_shorter_renewal_leaves_a_longer_lease_and_its_length(
-    still: Instance, clock: Clock, db: Connection
+    stepped: Instance, clock: Clock, db: Connection
 ) -> None:
-    worker, (job,) = await holding(still)
+    worker, (job,) = await holding(stepped)
     (epoch,) = worker.delivered[0].epochs
     for lease_ms in (3_600_000, 60_000):
-        assert await still.store.renew({(worker.session.tenant_no, lease_ms): ([job], [epoch])}) == {}
+        assert await stepped.store.renew({(worker.session.tenant_no, lease_ms): ([job], [epoch])}) == {}
     await clock.advance(seconds=61)
-    assert (await still.ticker.run_once()).reaped == 0
+    assert (await stepped.ticker.run_once()).reaped == 0
     row = await db.fetchrow("SELECT lease_ms, lease_until - headgate.clock_v1() AS left FROM headgate.jobs")
     assert (row["lease_ms"], row["left"]) == (3_600_000, timedelta(seconds=3539))
     await clock.advance(seconds=3480)  # 59 s are left of it: the short one takes over
-    assert await still.store.renew({(worker.session.tenant_no, 60_000): ([job], [epoch])}) == {}
+    assert await stepped.store.renew({(worker.session.tenant_no, 60_000): ([job], [epoch])}) == {}
     assert await db.fetchval("SELECT lease_ms FROM headgate.jobs") == 60_000
 
 
@@ -275,16 +275,16 @@ async def test_an_extension_of_a_worker_that_stays_silent_is_not_renewed(
 
 
 async def test_a_worker_that_missed_a_beat_is_renewed_for_after_its_next_frame(
-    still: Instance, seconds: ManualClock, clock: Clock
+    stepped: Instance, seconds: ManualClock, clock: Clock
 ) -> None:
-    worker, _ = await holding(still)
+    worker, _ = await holding(stepped)
     await pass_time(seconds, clock, 31)
-    assert await still.renewer.run_once() == 0, "its beat at 20 s did not come"
+    assert await stepped.renewer.run_once() == 0, "its beat at 20 s did not come"
     await pass_time(seconds, clock, 25)
     worker.session.mark_seen()
-    assert await still.renewer.run_once() == 1
+    assert await stepped.renewer.run_once() == 1
     await pass_time(seconds, clock, 30)
-    assert (await still.ticker.run_once()).reaped == 0
+    assert (await stepped.ticker.run_once()).reaped == 0
 
 
 async def test_a_running_instance_survives_an_outage_and_keeps_its_jobs(database: str) -> None:

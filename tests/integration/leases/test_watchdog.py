@@ -41,25 +41,25 @@ async def test_ten_thousand_expired_jobs_are_reaped_in_bounded_batches(
 
 @pytest.mark.req("T31", "R1", "R4", "R6")
 async def test_a_job_that_kills_its_worker_each_time_is_dead_after_its_attempts(
-    still: Instance, clock: Clock, db: Connection
+    stepped: Instance, clock: Clock, db: Connection
 ) -> None:
-    (job,) = await still.submit(max_attempts=3)
+    (job,) = await stepped.submit(max_attempts=3)
     for attempt in (1, 2, 3):
-        worker = await still.worker(f"w{attempt}", slots=1)
-        await still.ticker.run_once()
-        assert await still.claimer.run_once() == 1
+        worker = await stepped.worker(f"w{attempt}", slots=1)
+        await stepped.ticker.run_once()
+        assert await stepped.claimer.run_once() == 1
         assert (await worker.take()).attempts == (attempt,)
         worker.lose("killed")
         await clock.advance(seconds=61)
-        await still.ticker.run_once()
+        await stepped.ticker.run_once()
         await clock.advance(seconds=100)
-    view = await still.job(job)
+    view = await stepped.job(job)
     assert (view.state, view.attempt, view.last_error.split(":")[0]) == (State.DEAD, 3, "LeaseExpired")
     assert view.finished_at is not None
     assert [event.kind for event in view.events] == [EventKind.LEASE_EXPIRED] * 3
-    await still.worker("next", slots=1)
-    await still.ticker.run_once()
-    assert await still.claimer.run_once() == 0
+    await stepped.worker("next", slots=1)
+    await stepped.ticker.run_once()
+    assert await stepped.claimer.run_once() == 0
 
 
 @pytest.mark.req("T29")
