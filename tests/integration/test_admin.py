@@ -319,6 +319,7 @@ async def test_verbs_need_the_scope_and_a_bounded_list(stepped: Instance) -> Non
             verbs_.move(reader, [job], topic="mail"),
             verbs_.quiet(reader, "w"),
             verbs_.resume_worker(reader, "w"),
+            verbs_.stop_worker(reader, "w"),
         ):
             with pytest.raises(PermissionDenied, match="operate"):
                 await call

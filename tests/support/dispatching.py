@@ -148,6 +148,7 @@ class Instance:
             now=now,
             lease_ms=self.lease_ms,
             accepting=lambda: True,
+            stop_if_asked=self.gate.stop_if_asked,
         )
         self.ids = JobIdMaker(clock_ms=clock_ms, entropy=os.urandom)
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -222,8 +223,12 @@ class Instance:
         tenant: str = "",
         incarnation: int = 0,
         subject: str = "test",
+        connected_before: float = 0.0,
     ) -> Worker:
-        """Connect a worker that takes `slots` jobs at a time; with no handler the test reads its session."""
+        """Connect a worker that takes `slots` jobs at a time; with no handler the test reads its session.
+
+        `connected_before`: so many seconds ago its process was first connected.
+        """
         tenant = tenant or self.tenant
         session = WorkerSession(
             Identity(tenant=tenant, subject=subject, scopes=frozenset(Scope)),
@@ -234,7 +239,9 @@ class Instance:
             incarnation,
         )
         session.mark_seen()
+        session.takes_stop, session.connected_before = True, connected_before
         self.sessions.open(session)
+        self.gate.stop_if_asked(session)
         worker = Worker(
             self,
             session,

@@ -1,4 +1,4 @@
-"""Administration: pause and resume, verbs on jobs by id, quiet workers, status, retention, audit.
+"""Administration: pause and resume, verbs on jobs by id, quiet and stopping workers, status, retention, audit.
 
 Reading requires the scope `read`, verbs require `operate`. What reaches all tenants (pausing everything, retention)
 requires `system`, which only a credential without a tenant has. A token limited to some topics reads and changes only
@@ -45,11 +45,12 @@ from headgate.domain.views import (
     Redrive,
     Standing,
     Status,
+    StopAsked,
     Target,
     TargetKind,
 )
 from headgate.domain.wakes import ControlChanged, JobReturned, TopicReady
-from headgate.domain.workers import WorkerList, with_running
+from headgate.domain.workers import LostWorker, WorkerList, WorkerView, with_running
 
 log = logging.getLogger("headgate.admin")
 
@@ -285,17 +286,7 @@ class Admin:
         With `running`, also the jobs that each of them runs.
         """
         caller.require(Scope.READ)
-        tenant_no = await self.store.tenant_no(caller.tenant)
-        here = self.presence.workers(tenant_no)
-        others, lost_there, more_workers = await self.store.workers_elsewhere(caller.tenant)
-        # A worker that has just moved here can still be in the summary of another instance. Another process with the
-        # same worker id is another worker; without an incarnation the two cannot be distinguished.
-        moved = {(one.worker, one.incarnation) for one in here}
-        unclear = {one.worker for one in here if not one.incarnation}
-        elsewhere = [one for one in others if (one.worker, one.incarnation) not in moved and one.worker not in unclear]
-        found = [*here, *elsewhere]
-        connected = {one.worker for one in found}
-        lost = [one for one in (*self.presence.lost(tenant_no), *lost_there) if one.worker not in connected]
+        found, lost, more_workers = await self._connected(caller.tenant)
         if caller.topics is not None:
             seen = caller.topics
             found = [
@@ -322,9 +313,8 @@ class Admin:
 
     async def connected(self, tenant: str) -> frozenset[str]:
         """The ids of a tenant's connected workers: for other use cases, whatever their caller may see."""
-        here = self.presence.workers(await self.store.tenant_no(tenant))
-        others, _, _ = await self.store.workers_elsewhere(tenant)
-        return frozenset(one.worker for one in (*here, *others))
+        found, _, _ = await self._connected(tenant)
+        return frozenset(one.worker for one in found)
 
     async def quiet(self, caller: Identity, worker: str, *, reason: str = "", span: timedelta = QUIET_DEFAULT) -> Quiet:
         """Stop deliveries to a worker on all instances for `span`; it finishes what it holds."""
@@ -344,6 +334,30 @@ class Admin:
         changed = await self.store.resume_worker(caller.tenant, worker, reason=reason, who=caller.subject)
         await self._quiet_changed()
         return changed
+
+    async def stop_worker(self, caller: Identity, worker: str, *, reason: str = "") -> StopAsked:
+        """Ask the connected processes of a worker to stop, on all instances; later ones with its id are not meant.
+
+        Raises NotFound if none is connected: a misspelt id must not look like a stop. Raises Refused if it has no
+        stream on which it could be asked.
+        """
+        _check_whole_tenant(caller)
+        check_worker_id(worker)
+        check_reason(reason)
+        connected, _, more_workers = await self._connected(caller.tenant)
+        found = [one for one in connected if one.worker == worker]
+        if not found and not more_workers:  # else it may be one that another instance does not report
+            raise NotFound("connected worker", worker)
+        sessions = sum(one.takes_stop for one in found)
+        if found and not sessions:
+            raise Refused(
+                f"worker {worker} has no stream on which it can be asked to stop; send SIGTERM to its process, or make "
+                "it quiet"
+            )
+        since = await self.store.stop_worker(caller.tenant, worker, reason=reason, who=caller.subject)
+        self.gate.set_stops(await self.store.all_stops())
+        await self.announce([ControlChanged()])
+        return StopAsked(worker=worker, since=since, sessions=sessions)
 
     # ------------------------------------------------------------------ helpers
 
@@ -374,6 +388,21 @@ class Admin:
                 self.wake(change.topic_no, job_id)
                 topics.add(change.topic_no)
         await self.announce(map(JobReturned, topics))
+
+    async def _connected(self, tenant: str) -> tuple[list[WorkerView], list[LostWorker], bool]:
+        """A tenant's workers, those that are lost, and whether more are connected than other instances report."""
+        tenant_no = await self.store.tenant_no(tenant)
+        here = self.presence.workers(tenant_no)
+        others, lost_there, more_workers = await self.store.workers_elsewhere(tenant)
+        # A worker that has just moved here can still be in the summary of another instance. Another process with the
+        # same worker id is another worker; without an incarnation the two cannot be distinguished.
+        moved = {(one.worker, one.incarnation) for one in here}
+        unclear = {one.worker for one in here if not one.incarnation}
+        elsewhere = [one for one in others if (one.worker, one.incarnation) not in moved and one.worker not in unclear]
+        found = [*here, *elsewhere]
+        names = {one.worker for one in found}
+        lost = [one for one in (*self.presence.lost(tenant_no), *lost_there) if one.worker not in names]
+        return found, lost, more_workers
 
     async def _quiet_changed(self) -> None:
         self.gate.set_quiet(await self.store.quiet_set())

@@ -213,6 +213,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         MoveJobs=_operate(_NAMED, _OBJECT),
         ListWorkers=_read(_FILTERED),
         QuietWorker=_operate(TopicRule.WHOLE_TENANT),
+        StopWorker=_operate(TopicRule.WHOLE_TENANT),
         ResumeWorker=_operate(TopicRule.WHOLE_TENANT),
         ListAudit=Rule(
             scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from headgate.domain.dispatching import Settled
 from headgate.domain.errors import HeadgateError
+from headgate.domain.workers import WorkerStop
 
 Wanted: TypeAlias = tuple[tuple[int, ...], int, tuple[str, ...]]
 """What credit is for: topics by number, the lease in milliseconds, and topics that do not exist yet, by name."""
@@ -91,6 +92,7 @@ class ControlFrame:
     error: HeadgateError | None = None
     error_seq: int = 0  # of the outcomes that the error is about
     quieted: bool = False
+    stop: WorkerStop | None = None  # an operator asks the worker's process to stop
     standby: Sequence[str] | None = None  # topics that it gets no jobs of for now; None: says nothing about it
 
     @property

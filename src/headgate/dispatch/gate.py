@@ -1,4 +1,4 @@
-"""The gate: what is paused and which workers are quiet, as this instance knows it.
+"""The gate: what is paused, and which workers are quiet or asked to stop, as this instance knows it.
 
 The control rows decide: each claim checks them in the database, and each tick reads them. The gate saves the
 claims that would find nothing, and lets a verb that was served here take effect at once.
@@ -6,13 +6,18 @@ claims that would find nothing, and lets a verb that was served here take effect
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from headgate.dispatch.delivery import ControlFrame
 from headgate.dispatch.demands import Demands
+from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.tick_times import TickTimes
+from headgate.domain.workers import WorkerStop
+
+log = logging.getLogger("headgate.sessions")
 
 
 class Gate:
@@ -42,9 +47,40 @@ class Gate:
             return
         self.changes += 1
         for session in self._sessions.with_calls():
-            if (worker := (session.tenant_no, session.worker_id)) in changed:
+            # One that was asked to stop gets no more jobs, whether or not its name is quiet.
+            if session.stop is None and (worker := (session.tenant_no, session.worker_id)) in changed:
                 quiets = worker in self._sessions.quiet_workers
                 (self._demands.quiet if quiets else self._demands.resume_worker)(session)
+
+    def set_stops(self, stops: Mapping[tuple[int, str], WorkerStop]) -> None:
+        """These workers were asked to stop. At every tick: some may not have been decided on."""
+        if stops != self._sessions.stops:
+            self.changes += 1
+            self._sessions.stops = stops
+        for tenant_no, worker_id in stops:
+            session = self._sessions.find(tenant_no, worker_id)
+            if session is not None:
+                self.stop_if_asked(session)
+
+    def stop_if_asked(self, session: WorkerSession) -> None:
+        """Ask a worker to stop, once per session, if its process was connected when the stop was asked.
+
+        By the latest time at which it can have connected: a process that took the id of one that was stopped must run.
+        """
+        stop = self._sessions.stops.get((session.tenant_no, session.worker_id))
+        if stop is None or session.stop is not None or not session.takes_stop or session.ended is not None:
+            return
+        latest = self._times.latest(session.opened_at - session.connected_before)
+        if latest is None:
+            self._times.soon()  # the clock of the database is not known yet: the next tick decides
+        elif latest < stop.since:
+            session.stop = stop
+            self._demands.quiet(session)  # also for a worker that does not know the frame
+            session.send_control(ControlFrame(stop=stop))
+            log.info(
+                "worker_stop_sent worker=%s tenant=%s by=%s reason=%s",
+                *(session.worker_id, session.identity.tenant, stop.who, stop.reason),
+            )
 
     def pause_changed(self, target: tuple[int, int], *, paused: bool) -> None:
         """A verb that was served here has committed: follow it at once, and not only at the next tick."""

@@ -30,7 +30,7 @@ from headgate.dispatch.writer import Account
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import Identity
 from headgate.domain.tallies import NO_MARK, Mark
-from headgate.domain.workers import stored_worker
+from headgate.domain.workers import WorkerStop, stored_worker
 
 if TYPE_CHECKING:
     from headgate.dispatch.demand import Demand
@@ -69,12 +69,15 @@ class WorkerSession:
     client: str = ""  # what it calls its program
     clock_us: int = 0  # what its own clock showed when it opened the session; 0: it has not said
     opened_at: float = field(init=False)
+    connected_before: float = 0.0  # how long before that its process was first connected, in seconds
     assigned_at: float | None = None  # when it was last given jobs
     claims_as: str = field(init=False)  # the worker on the rows of its jobs
     # Jobs this session holds: id → (epoch, lease_ms, when its lease needs renewing (monotonic), how it was handed over)
     held: dict[UUID, tuple[int, int, float, Mark]] = field(default_factory=dict)
     credit: dict[Demand, int] = field(default_factory=dict)
     quiet: bool = False  # by an administrator's verb: credit is kept aside, not given
+    takes_stop: bool = False  # it can be asked to stop: it has frames for it
+    stop: WorkerStop | None = None  # it was asked to stop
     kept: dict[Wanted, int] = field(default_factory=dict)  # credit kept aside
     number: int = field(default_factory=counting().__next__)  # in the order in which sessions begin
     places: frozenset[int] = frozenset()  # topics with a maximum of consumers of which it receives jobs

@@ -39,6 +39,8 @@ FEW_TOPICS, TOPICS_PER_SECOND = 64, 10_000
 """A request that names more than a few topics, and others than the last one did, is taken after a pause: its names cost
 the event loop a millisecond or two. Workers name the same topics each time, and do not wait."""
 MAX_CREDIT: Final = 100_000
+LONGEST_MS: Final = 10 * 365 * 86_400_000
+"""A process counts as connected for ten years at most, whatever it says: times stay within the calendar."""
 LOST_AT_ONCE: Final = 1_000
 """Jobs that one beat is answered to be lost because they are not known here. What is listed again is answered again."""
 
@@ -56,6 +58,7 @@ class Hello:
     incarnation: int = 0
     client: str = ""  # for display
     clock_us: int = 0  # by its own clock; for display
+    connected_ms: int = 0  # how long ago its process was first connected
     resumed: bool = False
     declared: int = 0
     ids: Callable[[], Sequence[UUID]] = list  # made once the session is accepted: there may be many
@@ -107,6 +110,8 @@ class SessionRules:
     lease_ms: int
     accepting: Callable[[], bool]
     tallies: Tallies = field(default_factory=Tallies)
+    stop_if_asked: Callable[[WorkerSession], None] = lambda _session: None
+    """A process that connects again may have missed that it was asked to stop."""
     admit: Callable[[str, Callable[[], int]], Awaitable[None]] | None = None
     """Raises QuotaExceeded if a tenant may not open a session; gets its name, and how many it has here."""
 
@@ -120,6 +125,7 @@ class SessionRules:
         check_worker_id(hello.worker_id)
         session = await self.new_session(identity, hello.worker_id, self.lease_ms, hello.incarnation)
         session.client, session.clock_us = hello.client, hello.clock_us
+        session.takes_stop, session.connected_before = True, min(hello.connected_ms, LONGEST_MS) / 1000
         self.sessions.check_capacity(session.tenant_no, hello.declared)
         if self.admit is not None and not hello.declared:  # who holds jobs must not lose them to a quota
             await self.admit(identity.tenant, lambda: self.sessions.others_of(session))
@@ -143,6 +149,7 @@ class SessionRules:
             self.close(session, f"worker {session.worker_id} left before it was greeted")
             raise
         self.lost_workers.came_back(session)
+        self.stop_if_asked(session)
         return session, lost
 
     async def new_session(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.session_ends import Superseded
 from headgate.dispatch.writer import LONGEST_HINT_MS
 from headgate.domain.errors import HeadgateError, Overloaded, ShuttingDown
+from headgate.domain.workers import WorkerStop
 
 HELD_PER_TENANT: Final = 500_000
 """Jobs that the sessions of a tenant may hold on one instance. Beyond it none may declare more (some 140 MB)."""
@@ -31,6 +32,7 @@ class WorkerSessions:
         self._all: set[WorkerSession] = set()
         self._calls: set[WorkerSession] = set()
         self.quiet_workers: frozenset[tuple[int, str]] = frozenset()  # tenant, worker: they get no jobs for now
+        self.stops: Mapping[tuple[int, str], WorkerStop] = {}  # by tenant, worker: they were asked to stop
         self.departures = Departures()
 
     def __iter__(self) -> Iterator[WorkerSession]:

@@ -6,6 +6,7 @@ Times are those of the event loop's clock. The difference to the database's cloc
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,6 +28,7 @@ class TickTimes:
         self._began = 0.0  # when the last tick began
         self._ahead: float | None = None  # what to add to the loop's clock to get the database's
         self._steady: float | None = None  # the same, but changed only when it is wrong by a second
+        self._ahead_most = math.inf  # the most that it can be, from the time at which the database was asked
         self._sooner = asyncio.Event()
 
     def moment(self, at: float) -> datetime | None:
@@ -37,6 +39,15 @@ class TickTimes:
         if self._steady is None:
             return None
         return datetime.fromtimestamp(round(at + self._steady, 3), UTC)
+
+    def latest(self, at: float) -> datetime | None:
+        """The latest that a time of the loop's clock can have been by the database's; None before the first tick.
+
+        However long an answer of the database was on its way, and whatever kept the loop from reading it.
+        """
+        if math.isinf(self._ahead_most):
+            return None
+        return datetime.fromtimestamp(at + self._ahead_most, UTC)
 
     def due_at(self, moment: datetime) -> None:
         """A job falls due then, by the database's clock: the next tick comes no later."""
@@ -98,5 +109,6 @@ class TickTimes:
     def learn(self, database_now: datetime) -> None:
         """What the database's clock showed just now."""
         self._ahead = database_now.timestamp() - asyncio.get_running_loop().time()
+        self._ahead_most = database_now.timestamp() - self._began
         if self._steady is None or abs(self._steady - self._ahead) > STEP_SECONDS:
             self._steady = self._ahead

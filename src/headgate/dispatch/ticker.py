@@ -137,6 +137,7 @@ class Ticker:
         if changes == self._gate.changes:
             self._gate.set_paused(tick.paused)
             self._gate.set_quiet(tick.quiet)
+            self._gate.set_stops(tick.stops)
         else:  # it may have read what was before: the next one, which comes at once, knows
             self._times.soon()
         for _, topic_no, job_id in tick.promoted:

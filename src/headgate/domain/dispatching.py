@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -10,6 +10,7 @@ from uuid import UUID
 from headgate.domain.arrivals import ClaimNews, Seen
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.states import Receipt, State
+from headgate.domain.workers import WorkerStop
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes it three times as slow to make
@@ -45,6 +46,8 @@ class Tick:
     next_resume: datetime | None = None  # when the first pause that has an end is over
     quiet_hash: int | None = None
     quiet: frozenset[tuple[int, str]] = frozenset()  # tenant, worker
+    stops_hash: int | None = None
+    stops: Mapping[tuple[int, str], WorkerStop] = field(default_factory=dict)  # by tenant, worker
     now: datetime | None = None
     stepped_back: timedelta | None = None  # the clock is behind where it was at the last tick
     others: int = 0

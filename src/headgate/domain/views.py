@@ -298,6 +298,15 @@ class Quiet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """A worker was asked to stop: its processes that were connected then. `sessions`: how many are known of."""
+
+    worker: str
+    since: datetime
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditView:
     """One change that was not about a single job."""
 

@@ -41,6 +41,7 @@ class WorkerState(StrEnum):
     """Whether a connected worker can get jobs, and if not, why."""
 
     SILENT = "silent"  # two heartbeats are missing
+    STOPPING = "stopping"  # an operator asked it to stop
     QUIET = "quiet"  # an operator stopped deliveries to it
     STANDBY = "stand-by"  # as many workers as permitted receive the jobs of its topics
     BUSY = "busy"  # it holds jobs
@@ -51,6 +52,8 @@ class WorkerState(StrEnum):
 class _Shown(Protocol):
     @property
     def silent(self) -> bool: ...
+    @property
+    def stop(self) -> object | None: ...
     @property
     def quiet(self) -> bool: ...
     @property
@@ -69,6 +72,8 @@ def worker_state(worker: _Shown) -> WorkerState:
     """One word for a worker. An open stream alone does not make it idle: it must have asked for jobs."""
     if worker.silent:
         return WorkerState.SILENT
+    if worker.stop is not None:
+        return WorkerState.STOPPING
     if worker.quiet:
         return WorkerState.QUIET
     if worker.topics and set(worker.topics) <= set(worker.standby):
@@ -88,6 +93,15 @@ class RunningJob:
     since: datetime
     worker: str
     instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStop:
+    """An operator has asked a worker to stop: its processes that were connected at `since`, no later ones."""
+
+    who: str
+    since: datetime
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +128,8 @@ class WorkerView:
     assigned_at: datetime | None = None  # when it was last given a job
     silent: bool = False  # two heartbeats are missing
     skew: timedelta | None = None  # by how much its clock was ahead of the database's when it connected
+    takes_stop: bool = False  # it has a Work stream, on which it can be asked to stop
+    stop: WorkerStop | None = None  # it was asked to stop, and is still connected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

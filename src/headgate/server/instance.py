@@ -92,6 +92,7 @@ from headgate.store.schedule_firing import FiringStore
 from headgate.store.tenants import TenantStore
 from headgate.store.upkeep import UpkeepRounds
 from headgate.store.webhook_deliveries import DeliveryStore
+from headgate.store.worker_stops import all_stops
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -314,13 +315,14 @@ class Server:
             tenants = await check_tenants(db)
             # Read before any worker is accepted; without it the gate is not known.
             paused = [(row.tenant_no, row.topic_no) for row in await controls(db) if row.paused]
-            quiet = await quiet_set(db)
+            quiet, stops = await quiet_set(db), await all_stops(db)
             await ensure_partitions(db)
             await self.store.names.refresh(db)
         if failpoints.armed:
             await failpoints.armed.reach("boot.checked")
         self.gate.set_paused(paused)
         self.gate.set_quiet(quiet)
+        self.gate.set_stops(stops)
         self.presence.instance = name
         await self.store.register(name, self.options.version)
         async with self.store.lane("leases").use():

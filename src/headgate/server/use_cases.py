@@ -59,6 +59,7 @@ def use_cases(server: Server, *, name: str) -> UseCases:
         lease_ms=server.lease_ms,
         accepting=lambda: server.accepting,
         tallies=server.tallies,
+        stop_if_asked=server.gate.stop_if_asked,
         admit=server.tenant_limits.check_session,
     )
     most, new_id, ready = server.options.payload_max, server.ids.next_id, server.wakes.topics_ready

@@ -7,7 +7,8 @@ What is where
 - The hot path: `submit` (with `flush`, `submit_calls`, `submit_claim`, `new_ids`), `claim`, `settle`, `leases`, `tick`,
   `dependencies`, `notifications`; `dispatch_store` puts them together. They move parallel lists, and return only what
   is not as expected: no row for a created job, none for an applied completion.
-- Administration: `admin`, `verbs`, `control`, `quiet`, `audit`, `topics`, `schedules`, `batches`, `bulk`.
+- Administration: `admin`, `verbs`, `control`, `quiet`, `worker_stops`, `audit`, `topics`, `schedules`, `batches`,
+  `bulk`.
 - Reading: `reads`, `listing`, `matching`, `dead_letters`. Upkeep: `upkeep`, `partitions`, `retention`, `bulk_chunks`,
   `schedule_firing`, `restore_fence`. The edges: `connect`, `lane`, `errors`, `preflight`, `roles`, `migrate`.
 

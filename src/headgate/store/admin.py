@@ -28,8 +28,8 @@ from headgate.domain.views import (
     TargetKind,
     TopicStatus,
 )
-from headgate.domain.workers import LostWorker, RunningJob, WorkerView
-from headgate.store import audit, control, id_prefixes, quiet, reads, retention, tenants, verbs
+from headgate.domain.workers import LostWorker, RunningJob, WorkerStop, WorkerView
+from headgate.store import audit, control, id_prefixes, quiet, reads, retention, tenants, verbs, worker_stops
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
@@ -277,6 +277,17 @@ class AdminStore:
         async with self._database.lane("upkeep").use() as db:
             return await quiet.quiet_set(db)
 
+    async def stop_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> datetime:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._write(tenant_no) as db, transaction(db):
+            since = await worker_stops.stop(db, tenant_no, worker, reason=reason, who=who)
+            await audit.record(db, tenant_no, actor=who, verb="stop_worker", target=f"worker {worker}", reason=reason)
+        return since
+
+    async def all_stops(self) -> dict[tuple[int, str], WorkerStop]:
+        async with self._database.lane("upkeep").use() as db:
+            return await worker_stops.all_stops(db)
+
     async def workers_elsewhere(self, tenant: str) -> tuple[list[WorkerView], list[LostWorker], bool]:
         """Those that other instances report, connected and lost; and whether more are connected than they report."""
         tenant_no = await self._database.tenant_no(tenant)
@@ -305,6 +316,8 @@ class AdminStore:
                 assigned_at=_at(worker["assigned_us"]),
                 silent=worker["silent_us"] is not None,
                 skew=None if worker["skew_ms"] is None else timedelta(milliseconds=worker["skew_ms"]),
+                takes_stop=worker["takes_stop"],
+                stop=_stop(worker["stop"]),
             )
             for name, summary in summaries
             for worker in summary.get("workers", ())
@@ -357,6 +370,12 @@ class AdminStore:
 
 def _at(us: int | None) -> datetime | None:
     return None if us is None else from_unix_us(us)
+
+
+def _stop(found: Mapping[str, str | int] | None) -> WorkerStop | None:
+    if found is None:
+        return None
+    return WorkerStop(who=str(found["by"]), since=from_unix_us(int(found["since_us"])), reason=str(found["reason"]))
 
 
 def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> Target:

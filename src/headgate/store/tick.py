@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -13,6 +13,7 @@ from headgate.domain.dispatching import Tick
 from headgate.domain.errors import InstanceForgotten, StoreBusy, StoreError
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.limits import REAP_AT_ONCE
+from headgate.domain.workers import WorkerStop
 from headgate.store.errors import translating
 from headgate.store.floor import Floor
 from headgate.store.leases import reap, reap_each
@@ -21,6 +22,7 @@ from headgate.store.partitions import fetch_into_days
 from headgate.store.quiet import quiet_set
 from headgate.store.stuck import Problem, Stuck
 from headgate.store.submit_calls import SubmitCalls
+from headgate.store.worker_stops import all_stops
 
 log = logging.getLogger("headgate.store")
 TICK: Final = """
@@ -68,6 +70,8 @@ class TickCalls(SubmitCalls):
         self._limits_may_be_ahead = True  # the clock may have stepped back before this instance first read it
         self._quiet_hash: int | None = None
         self._quiet: frozenset[tuple[int, str]] = frozenset()
+        self._stops_hash: int | None = None
+        self._stops: Mapping[tuple[int, str], WorkerStop] = {}
 
     @property
     def running_floor(self) -> datetime:
@@ -109,14 +113,22 @@ class TickCalls(SubmitCalls):
         tick = self._tick(rows)
         if self._limits_may_be_ahead:
             await self._rewind_limits()
-        if tick.quiet_hash != self._quiet_hash:  # rarely: the names are read only when they have changed
-            async with self.lane("tick").use() as db:
-                self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
-            self._quiet_hash = tick.quiet_hash
-        tick.quiet = self._quiet
+        await self._read_workers(tick)
         if "names" in kinds:
             await self.refresh_names()
         return tick
+
+    async def _read_workers(self, tick: Tick) -> None:
+        """Add the workers that are quiet or to stop. Rarely a statement: they are read only when they have changed."""
+        if tick.quiet_hash != self._quiet_hash:
+            async with self.lane("tick").use() as db:
+                self._quiet = await quiet_set(db) if tick.quiet_hash is not None else frozenset()
+            self._quiet_hash = tick.quiet_hash
+        if tick.stops_hash != self._stops_hash:
+            async with self.lane("tick").use() as db:
+                self._stops = await all_stops(db) if tick.stops_hash is not None else {}
+            self._stops_hash = tick.stops_hash
+        tick.quiet, tick.stops = self._quiet, self._stops
 
     async def refresh_names(self) -> None:
         """Read topics that were made or changed since the last time; those that are new are passed to `on_topic`."""
@@ -250,6 +262,8 @@ class TickCalls(SubmitCalls):
                         tick.next_resume = row.at if tick.next_resume is None else min(tick.next_resume, row.at)
                 case "quiet":
                     tick.quiet_hash = row.number
+                case "stops":
+                    tick.stops_hash = row.number
                 case "promoted":
                     tick.promoted.append((row.tenant_no, row.topic_no, row.id))
                     promoted_to = row.at if promoted_to is None else max(promoted_to, row.at)

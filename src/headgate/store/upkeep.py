@@ -18,6 +18,7 @@ from headgate.store.lane import transaction
 from headgate.store.partitions import ensure_partitions
 from headgate.store.quiet import forget_quiet
 from headgate.store.web_sessions import expire_sessions
+from headgate.store.worker_stops import forget_stops
 
 log = logging.getLogger("headgate.store")
 HOT_TABLES: Final = (
@@ -195,6 +196,7 @@ class UpkeepRounds:
             await forget_arrivals(db)
             if thorough:
                 await forget_quiet(db)
+                await forget_stops(db)
                 await forget_completions(db)
                 await expire_batches(db)
                 await expire_sessions(db, limit=1_000)

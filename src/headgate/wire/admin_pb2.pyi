@@ -832,6 +832,7 @@ class WorkerInfo(_message.Message):
     ASSIGNED_US_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
     SKEW_MS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     instance: _builtins.str
     holding: _builtins.int
@@ -861,6 +862,10 @@ class WorkerInfo(_message.Message):
     def standby(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the topics: those it gets no jobs of, since their max_consumers is reached"""
 
+    @_builtins.property
+    def stop(self) -> Global___WorkerStop:
+        """it was asked to stop, and is still connected"""
+
     def __init__(
         self,
         *,
@@ -879,16 +884,43 @@ class WorkerInfo(_message.Message):
         assigned_us: _builtins.int = ...,
         silent: _builtins.bool = ...,
         skew_ms: _builtins.int | None = ...,
+        stop: Global___WorkerStop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms", "skew_ms", b"skew_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms", "skew_ms", b"skew_ms", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms", "assigned_us", b"assigned_us", "client", b"client", "connected_us", b"connected_us", "credit", b"credit", "holding", b"holding", "instance", b"instance", "pull", b"pull", "quiet", b"quiet", "running", b"running", "seen_us", b"seen_us", "silent", b"silent", "skew_ms", b"skew_ms", "standby", b"standby", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms", "assigned_us", b"assigned_us", "client", b"client", "connected_us", b"connected_us", "credit", b"credit", "holding", b"holding", "instance", b"instance", "pull", b"pull", "quiet", b"quiet", "running", b"running", "seen_us", b"seen_us", "silent", b"silent", "skew_ms", b"skew_ms", "standby", b"standby", "stop", b"stop", "topics", b"topics", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skew_ms: _TypeAlias = _typing.Literal["skew_ms"]  # noqa: Y015
     _WhichOneofArgType__skew_ms: _TypeAlias = _typing.Literal["_skew_ms", b"_skew_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skew_ms) -> _WhichOneofReturnType__skew_ms | None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class WorkerStop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    by: _builtins.str
+    """who asked"""
+    since_us: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        by: _builtins.str = ...,
+        since_us: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "reason", b"reason", "since_us", b"since_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerStop: _TypeAlias = WorkerStop  # noqa: Y015
 
 @_typing.final
 class LostWorker(_message.Message):
@@ -1047,6 +1079,52 @@ class ResumeWorkerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeWorkerResponse: _TypeAlias = ResumeWorkerResponse  # noqa: Y015
+
+@_typing.final
+class StopWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopWorkerRequest: _TypeAlias = StopWorkerRequest  # noqa: Y015
+
+@_typing.final
+class StopWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    since_us: _builtins.int
+    """processes that connected before are stopped"""
+    sessions: _builtins.int
+    """of them, as far as known; those of other servers are a few seconds old"""
+    def __init__(
+        self,
+        *,
+        since_us: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions", "since_us", b"since_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopWorkerResponse: _TypeAlias = StopWorkerResponse  # noqa: Y015
 
 @_typing.final
 class ListAuditRequest(_message.Message):

@@ -77,6 +77,7 @@ class Hello(_message.Message):
     RESUMED_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     CLOCK_US_FIELD_NUMBER: _builtins.int
+    CONNECTED_MS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Names this worker process, for people and admin commands. Every process needs its own id: on one instance a newer stream
     with the same id replaces the older one, even with another incarnation. While a worker is connected, its id belongs to
@@ -94,6 +95,11 @@ class Hello(_message.Message):
     """
     clock_us: _builtins.int
     """what the clock of this worker shows, so that people see a difference; 0: not known"""
+    connected_ms: _builtins.int
+    """How long ago the first Work stream of this process was accepted, by a clock of its own that does not jump. An admin command
+    that stops a worker applies to processes that were connected when it was given: with this value a process that reconnects
+    is recognised as one of them. 0: this is its first stream, or not known.
+    """
     @_builtins.property
     def held(self) -> Global___Held:
         """After a reconnect: the jobs that this worker still holds, started or not. With `resumed` and an incarnation, jobs that
@@ -110,10 +116,11 @@ class Hello(_message.Message):
         resumed: _builtins.bool = ...,
         incarnation: _builtins.int = ...,
         clock_us: _builtins.int = ...,
+        connected_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "clock_us", b"clock_us", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "clock_us", b"clock_us", "connected_ms", b"connected_ms", "held", b"held", "incarnation", b"incarnation", "resumed", b"resumed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -350,6 +357,7 @@ class ServerFrame(_message.Message):
     ERROR_SEQ_FIELD_NUMBER: _builtins.int
     QUIETED_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     error_seq: _builtins.int
     """seq of the Outcomes that the error refers to, which were not written; 0: none"""
     @_builtins.property
@@ -380,6 +388,8 @@ class ServerFrame(_message.Message):
     def quieted(self) -> Global___Quieted: ...
     @_builtins.property
     def standby(self) -> Global___Standby: ...
+    @_builtins.property
+    def stop(self) -> Global___Stop: ...
     def __init__(
         self,
         *,
@@ -394,10 +404,11 @@ class ServerFrame(_message.Message):
         error_seq: _builtins.int = ...,
         quieted: Global___Quieted | None = ...,
         standby: Global___Standby | None = ...,
+        stop: Global___Stop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts", "standby", b"standby"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts", "standby", b"standby", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "error_seq", b"error_seq", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts", "standby", b"standby"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ack", b"beat_ack", "cancel", b"cancel", "drain", b"drain", "error", b"error", "error_seq", b"error_seq", "hello_ack", b"hello_ack", "jobs", b"jobs", "lost", b"lost", "quieted", b"quieted", "receipts", b"receipts", "standby", b"standby", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -665,6 +676,37 @@ class Standby(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Standby: _TypeAlias = Standby  # noqa: Y015
+
+@_typing.final
+class Stop(_message.Message):
+    """An operator asks this process to stop: do what SIGTERM does. Request no more jobs, abandon those that no handler has begun,
+    finish the others within the grace of the worker, report all outcomes, close the stream, and end the process with exit
+    code 0. Do not reconnect afterwards. Sent once per stream, again on later streams of the same process. The server sends no
+    more jobs on this stream, so a worker that ignores it ends up quiet there; to keep such a worker quiet on later streams
+    there is QuietWorker. StreamJobs and Claim have no such message.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """as the operator gave it; can be empty"""
+    by: _builtins.str
+    """the name of the operator's credential"""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):

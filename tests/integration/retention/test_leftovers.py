@@ -26,6 +26,7 @@ from headgate.store import (
     verbs,
     webhook_deliveries,
     webhooks,
+    worker_stops,
 )
 from headgate.store.batches import open_batch, seal_batch
 from tests.integration.retention.finishing import DAY, DIES, all_passes, counts_agree, end, end_all, known, later, rows
@@ -80,6 +81,7 @@ CLEARED = {
     "flow_buckets",
     "latency_buckets",
     "quiet_names",
+    "worker_stops",
     "bulk_operations",
     "webhooks",
     "webhook_secrets",
@@ -142,6 +144,7 @@ async def everything(queue: Queue, clock: Clock) -> None:
 async def verbs_of_operators(queue: Queue) -> None:
     db, tenant = queue.db, await queue.tenant_no()
     await quiet.quiet(db, tenant, "worker", reason="", who="ana", span=DAY)
+    await worker_stops.stop(db, tenant, "worker", reason="", who="ana")
     await control.pause(db, (tenant, (await queue.topic("paused")).no))
     await control.resume(db, (tenant, (await queue.topic("paused")).no))
     (old,) = await end(queue, DIES)
@@ -178,6 +181,7 @@ async def test_when_everything_is_old_no_row_is_left_in_any_table_of_the_schema(
     assert (await rows(db))["jobs"] == 0
     await aged(queue, clock, days=366)
     await quiet.forget_quiet(db)
+    await worker_stops.forget_stops(db)
     await schedule_firing.forget_ended(db)
     forgotten, _ = await retention.forget_batches(db)
     assert forgotten == filled["batches"]

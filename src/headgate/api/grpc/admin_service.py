@@ -114,6 +114,9 @@ class AdminService:
                     assigned_us=at_us(one.assigned_at),
                     silent=one.silent,
                     skew_ms=None if one.skew is None else one.skew // MILLISECOND,
+                    stop=None
+                    if one.stop is None
+                    else pb.WorkerStop(by=one.stop.who, since_us=at_us(one.stop.since), reason=one.stop.reason),
                 )
                 for one in found.workers
             ],
@@ -151,6 +154,11 @@ class AdminService:
         return pb.ResumeWorkerResponse(
             changed=await self._admin.resume_worker(caller(), request.worker, reason=request.reason)
         )
+
+    async def stop_worker(self, request: pb.StopWorkerRequest, _call: Call) -> pb.StopWorkerResponse:
+        """Ask the connected processes of a worker to stop."""
+        asked = await self._admin.stop_worker(caller(), request.worker, reason=request.reason)
+        return pb.StopWorkerResponse(since_us=at_us(asked.since), sessions=asked.sessions)
 
     async def list_audit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:
         """Audit entries, newest first."""
@@ -219,6 +227,7 @@ def methods(admin: Admin, system: System) -> grpc.GenericRpcHandler:
             "ReprioritiseJobs": unary(service.reprioritise_jobs, pb.ReprioritiseJobsRequest, pb.JobsResponse),
             "MoveJobs": unary(service.move_jobs, pb.MoveJobsRequest, pb.JobsResponse),
             "ListWorkers": unary(service.list_workers, pb.ListWorkersRequest, pb.ListWorkersResponse),
+            "StopWorker": unary(service.stop_worker, pb.StopWorkerRequest, pb.StopWorkerResponse),
             "QuietWorker": unary(service.quiet_worker, pb.QuietWorkerRequest, pb.QuietWorkerResponse),
             "ResumeWorker": unary(service.resume_worker, pb.ResumeWorkerRequest, pb.ResumeWorkerResponse),
             "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),

@@ -38,6 +38,7 @@ def hello_of(hello: worker_pb2.Hello, uuids: Uuids) -> Hello:
         incarnation=hello.incarnation,
         client=clean_text(hello.client, limits.CLIENT_MAX_CHARS),
         clock_us=hello.clock_us,
+        connected_ms=hello.connected_ms,
         resumed=hello.resumed,
         declared=len(hello.held.ids),
         ids=lambda: uuids(hello.held.ids),
@@ -287,6 +288,9 @@ def control_frame(control: ControlFrame) -> worker_pb2.ServerFrame:
         frame.error_seq = control.error_seq
     if control.quieted:
         frame.quieted.SetInParent()
+    if control.stop is not None:
+        frame.stop.by, frame.stop.reason = control.stop.who, control.stop.reason
+        frame.stop.SetInParent()
     if control.standby is not None:
         frame.standby.SetInParent()
         frame.standby.topics.extend(control.standby)

@@ -20,6 +20,7 @@ from headgate.wire import admin_pb2 as pb
 
 LIST: Final = Method("AdminService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
 QUIET: Final = Method("AdminService/QuietWorker", pb.QuietWorkerRequest, pb.QuietWorkerResponse)
+STOP: Final = Method("AdminService/StopWorker", pb.StopWorkerRequest, pb.StopWorkerResponse)
 RESUME: Final = Method("AdminService/ResumeWorker", pb.ResumeWorkerRequest, pb.ResumeWorkerResponse)
 
 
@@ -31,6 +32,23 @@ class RunningJob:
     topic: str
     attempt: int
     since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStop:
+    """A worker was asked to stop: by whom, when and why."""
+
+    by: str
+    since: datetime
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """What `stop` did: processes that connected before `since` are stopped, `sessions` of them are known."""
+
+    since: datetime
+    sessions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +73,7 @@ class WorkerInfo:
     assigned_at: datetime | None = None  # when it was last given a job
     silent: bool = False  # two heartbeats are missing
     skew: timedelta | None = None  # by how much its clock was ahead of the database's when it connected
+    stop: WorkerStop | None = None  # it was asked to stop, and is still connected
 
     @property
     def state(self) -> WorkerState:
@@ -121,6 +140,9 @@ class Workers:
                 assigned_at=time_or_none(one.assigned_us),
                 silent=one.silent,
                 skew=timedelta(milliseconds=one.skew_ms) if one.HasField("skew_ms") else None,
+                stop=WorkerStop(by=one.stop.by, since=time_of(one.stop.since_us), reason=one.stop.reason)
+                if one.HasField("stop")
+                else None,
             )
             for one in answer.workers
         )
@@ -153,3 +175,14 @@ class Workers:
         """Let a worker have jobs again; says whether it was quiet."""
         request = pb.ResumeWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
         return (await self._connection.call(RESUME, request)).changed
+
+    async def stop(self, worker: str, *, reason: str = "") -> StopAsked:
+        """Ask the connected processes of a worker to stop, as SIGTERM would, on any server.
+
+        They finish what they run within their own grace, give back the rest, and end with exit code 0. A process that
+        connects later with the same id is not stopped. Raises NotFound if none is connected, Refused for a worker
+        without a Work stream (HTTP, StreamJobs).
+        """
+        request = pb.StopWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
+        answer = await self._connection.call(STOP, request)
+        return StopAsked(since=time_of(answer.since_us), sessions=answer.sessions)

@@ -12,6 +12,7 @@
 --   webhook   events are due to be delivered, or topics to be looked at for queue.ready
 --   record    completions are to be noted for streams of events (settle_recorded_v1)
 --   quiet     a hash (number) of the workers that get no jobs; none when there are none
+--   stops     likewise of the workers that were asked to stop
 -- Each part is bounded and safe to run on every instance at once. A held lock is waited for a tenth of a
 -- second: what is promoted is locked meanwhile, and this instance gets no news. The watchdog is a call of its own, reap_v1.
 -- The ranges say where to look for claimable jobs, as those of claim_v1 do: whole topics, or what a watermark leaves of
@@ -46,6 +47,10 @@ BEGIN
     RETURN QUERY SELECT 'quiet', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz, NULL::text
                    FROM (SELECT hashtext(string_agg(q.tenant_no || ' ' || q.worker, E'\n' ORDER BY q.tenant_no, q.worker)) AS n
                            FROM headgate.quiet_names q WHERE q.until > v_now) AS h WHERE h.n IS NOT NULL;
+    RETURN QUERY SELECT 'stops', NULL::int, NULL::int, NULL::uuid, h.n::bigint, NULL::timestamptz, NULL::text
+                   FROM (SELECT hashtext(string_agg(s.tenant_no || ' ' || s.worker || ' ' || extract(epoch FROM s.since),
+                                                    E'\n' ORDER BY s.tenant_no, s.worker)) AS n
+                           FROM headgate.worker_stops s WHERE s.until > v_now) AS h WHERE h.n IS NOT NULL;
     RETURN QUERY SELECT 'record', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text
                    FROM headgate.event_recording r WHERE r.until > v_now;
     RETURN QUERY SELECT CASE WHEN p.problem IS NULL THEN 'promoted' ELSE 'problem' END, p.tenant_no, p.topic_no, p.id,

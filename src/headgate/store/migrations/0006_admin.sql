@@ -1,4 +1,4 @@
--- The operator's verbs: moving jobs, quiet workers, what each instance has connected, API keys.
+-- The operator's verbs: moving jobs, quiet workers and those to stop, what each instance has connected, API keys.
 
 -- Workers that are to get no more jobs for now, wherever they connect. Few rows, read by every tick as one hash and only
 -- when that changed as rows; each has an end, so that a forgotten one does not keep a name from work forever.
@@ -7,6 +7,17 @@ CREATE TABLE headgate.quiet_names (
     worker     text NOT NULL CHECK (length(worker) BETWEEN 1 AND 200),
     reason     text NOT NULL DEFAULT '',
     quiet_by   text NOT NULL DEFAULT '',
+    since      timestamptz NOT NULL,
+    until      timestamptz NOT NULL CHECK (until > since),
+    PRIMARY KEY (tenant_no, worker)
+);
+-- Workers that were asked to stop: processes that were connected at `since`, wherever they are or connect again. A later
+-- process with the same name is not meant. Read as quiet_names is, by every tick as one hash.
+CREATE TABLE headgate.worker_stops (
+    tenant_no  int NOT NULL,
+    worker     text NOT NULL CHECK (length(worker) BETWEEN 1 AND 200),
+    reason     text NOT NULL DEFAULT '',
+    asked_by   text NOT NULL DEFAULT '',
     since      timestamptz NOT NULL,
     until      timestamptz NOT NULL CHECK (until > since),
     PRIMARY KEY (tenant_no, worker)

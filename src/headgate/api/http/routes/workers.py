@@ -1,4 +1,4 @@
-"""Connected workers: list them, stop deliveries to one, resume."""
+"""Connected workers: list them, stop deliveries to one, resume, ask one to stop."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ class RunningJobOut(Output, kw_only=True):
     since_us: int = 0
 
 
+class WorkerStopOut(Output, kw_only=True):
+    """That a worker was asked to stop."""
+
+    by: Annotated[str, msgspec.Meta(description="Who asked.")] = ""
+    since_us: int = 0
+    reason: str = ""
+
+
 class WorkerInfo(Output, kw_only=True):
     """A connected worker."""
 
@@ -60,6 +68,9 @@ class WorkerInfo(Output, kw_only=True):
     skew_ms: Annotated[
         int | None, msgspec.Meta(description="By how much its clock was ahead of the database's when it connected.")
     ] = None
+    stop: Annotated[WorkerStopOut | None, msgspec.Meta(description="It was asked to stop, and is still connected.")] = (
+        None
+    )
 
 
 class LostWorker(Output, kw_only=True):
@@ -97,6 +108,15 @@ class QuietOut(msgspec.Struct, kw_only=True):
     until_us: int
 
 
+class StopOut(msgspec.Struct, kw_only=True):
+    """What was asked of a worker."""
+
+    since_us: Annotated[int, msgspec.Meta(description="Processes that connected before are stopped.")]
+    sessions: Annotated[
+        int, msgspec.Meta(description="Of them, as far as known; those of other servers are a few seconds old.")
+    ]
+
+
 @get("/v1/workers", uses="AdminService/ListWorkers", tags=TAG)
 async def list_workers(
     request: ApiRequest,
@@ -127,6 +147,9 @@ async def list_workers(
                 assigned_us=at_us(one.assigned_at),
                 silent=one.silent,
                 skew_ms=None if one.skew is None else one.skew // MILLISECOND,
+                stop=None
+                if one.stop is None
+                else WorkerStopOut(by=one.stop.who, since_us=at_us(one.stop.since), reason=one.stop.reason),
             )
             for one in found.workers
         ],
@@ -161,4 +184,15 @@ async def resume_worker(request: ApiRequest, worker: WorkerId, data: JSONBody[Wi
     return Resumed(changed=await request.cases.admin.resume_worker(request.caller, worker, reason=reason))
 
 
-ROUTES = (list_workers, quiet_worker, resume_worker)
+@post("/v1/workers/{worker:str}/stop", uses="AdminService/StopWorker", tags=TAG)
+async def stop_worker(request: ApiRequest, worker: WorkerId, data: JSONBody[WithReason | None] = None) -> StopOut:
+    """Ask the connected processes of a worker to stop, as SIGTERM would.
+
+    They finish what they run within their own grace, and end. A process that connects later with the same id is not
+    stopped. A worker over HTTP or StreamJobs has no stream on which it could be asked, and is refused.
+    """
+    asked = await request.cases.admin.stop_worker(request.caller, worker, reason="" if data is None else data.reason)
+    return StopOut(since_us=at_us(asked.since), sessions=asked.sessions)
+
+
+ROUTES = (list_workers, quiet_worker, resume_worker, stop_worker)
