@@ -90,7 +90,7 @@ class Driver:
 
     def connect(self, *, lost: list[HeldJob] | None = None) -> worker_pb2.Hello:
         """Open a stream; gives the Hello."""
-        hello = self.protocol.hello().hello
+        hello = self.protocol.hello(self.now).hello
         ack = worker_pb2.HelloAck(tenant="acme", beat_seconds=BEAT_SECONDS, lost=held(*(lost or [])))
         self.protocol.connect(ack, self.now)
         self.act()

@@ -99,9 +99,9 @@ def test_a_job_is_held_until_its_outcome_is_acknowledged() -> None:
     (job,) = driver.deliver(*raw_ids(1))
     driver.finish(job)
     (outcomes,) = driver.outcomes()
-    assert list(driver.protocol.hello().hello.held.ids) == [job.raw_id]
+    assert list(driver.protocol.hello(driver.now).hello.held.ids) == [job.raw_id]
     driver.acknowledge(outcomes.seq)
-    assert list(driver.protocol.hello().hello.held.ids) == []
+    assert list(driver.protocol.hello(driver.now).hello.held.ids) == []
     assert driver.protocol.receipts == {"applied": 1}
 
 

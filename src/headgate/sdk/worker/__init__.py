@@ -44,8 +44,9 @@ its outcome is acknowledged, and every beat and every Hello lists all that is he
 - Outcomes are not answered (the server's database is down): sent again; past a bound, no more jobs are asked for. A
   frame that the server names as refused for now is sent again by itself; one it will never take is given up.
 - The token is refused, or the worker id is used elsewhere: `run()` raises.
-- SIGTERM, `stop()`: see `stop_sequence`. A second one does not wait for handlers. A handler that keeps a drained
-  process from ending is left by `os._exit` (`forced_exit`), and so is output that blocks.
+- SIGTERM, `stop()`, a Stop of an operator: see `stop_sequence`. A second signal or `stop()` does not wait for handlers.
+  A handler that keeps a drained process from ending is left by `os._exit` (`forced_exit`), and so is output that
+  blocks.
 - SIGKILL: the connection closes, and the server ends the leases after the reconnect grace. This costs attempts, as does
   a connection that is lost for longer than that.
 """

@@ -67,6 +67,8 @@ class WorkerProtocol:
         self.stop_sequence = StopSequence(ledger, timers, self.actions)
         self._stuck_slots = StuckSlots(settings.slots)
         self._resumed = False
+        self._first_connected_at = 0.0
+        self._stop_asked = False  # by an operator
         self.draining = False  # the server ends: connect elsewhere when what runs has ended
         self._drain_over = False
         self._topics_sent: tuple[str, ...] = ()
@@ -83,7 +85,7 @@ class WorkerProtocol:
 
     # --- the stream --------------------------------------------------------------------------------------------------
 
-    def hello(self) -> pb.WorkerFrame:
+    def hello(self, now: float) -> pb.WorkerFrame:
         """The first frame of a stream: who we are, and all that we hold."""
         return pb.WorkerFrame(
             hello=pb.Hello(
@@ -92,11 +94,14 @@ class WorkerProtocol:
                 held=self.ledger.held_message(),
                 resumed=self._resumed,
                 incarnation=self._settings.incarnation,
+                connected_ms=int((now - self._first_connected_at) * 1000) if self._resumed else 0,
             )
         )
 
     def connect(self, ack: pb.HelloAck, now: float) -> None:
         """The server has answered our Hello: what is unacknowledged is sent again on this stream."""
+        if not self._resumed:
+            self._first_connected_at = now
         self.connected = self._resumed = True
         self.draining = self._drain_over = False
         self.timers.cancel("drain")
@@ -148,6 +153,8 @@ class WorkerProtocol:
             self._stand_by(frame.standby.topics)
         if frame.HasField("drain"):
             self._drain(float(frame.drain.grace_seconds or DRAIN_SECONDS), now)
+        if frame.HasField("stop"):
+            self._stop_worker(frame.stop)
         if frame.HasField("error"):
             self._error(frame.error, frame.error_seq, now)
         if self.ledger.resting:
@@ -269,6 +276,13 @@ class WorkerProtocol:
             self.timers.set("drain", now + seconds, self._end_drain)
             self.ledger.hand_back_waiting()
             self.actions.take_back = True
+
+    def _stop_worker(self, stop: pb.Stop) -> None:
+        """An operator asks this process to end. Said again on every stream, done once."""
+        if not self._stop_asked:
+            self._stop_asked = True
+            log.info("stopping asked_by=%s reason=%s", stop.by, stop.reason)
+            self.actions.stop_worker = True
 
     def _end_drain(self, _now: float) -> None:
         self._drain_over = True

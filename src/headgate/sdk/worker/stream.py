@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
@@ -53,6 +53,8 @@ class WorkerStream:
 
     protocol: WorkerProtocol
     """Set before `run`; the protocol's jobs report to this stream, so one of the two has to come first."""
+    on_stop: Callable[[], None]
+    """Set before `run`: an operator asks the worker to stop, which calls `stop` with its grace."""
 
     def __init__(
         self,
@@ -162,6 +164,9 @@ class WorkerStream:
         if actions.settled:
             settled, actions.settled = actions.settled, []
             self._attempts.put(settled)
+        if actions.stop_worker:
+            actions.stop_worker = False
+            self.on_stop()
         if actions.take_back:
             actions.take_back = False
             self.protocol.taken_back(self._slots.take_back(), time.monotonic())
@@ -311,7 +316,7 @@ class WorkerStream:
             await rpc.connected(channel)
         # Not by cancelling the call: a write that waits for its connection then waits forever.
         async with asyncio.timeout(HELLO_SECONDS):
-            first = self.protocol.hello()
+            first = self.protocol.hello(time.monotonic())
             first.hello.clock_us = time.time_ns() // 1000  # people see there how far the clocks are apart
             await rpc.say_hello(call, first)
             return await rpc.next_frame(call)

@@ -108,7 +108,7 @@ class Worker:
         self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None  # to be done once while it works
 
     async def run(self, *, signals: bool = False) -> None:
-        """Work until `stop()`, a signal (with `signals`), a cancellation, or an error that a retry cannot fix.
+        """Work until `stop()`, a signal (with `signals`), an operator's stop, a cancellation, or a lasting error.
 
         A cancellation hands running jobs back and ends within seconds; `stop()` lets them finish first.
         """
@@ -205,6 +205,13 @@ class Worker:
         if self._stops > 1:
             stream.hurry()
 
+    def _stop_for_operator(self) -> None:
+        """Stop as after a signal; on the I/O loop. It does not count as one: a signal after it is the first."""
+        if self._stop_asked_at is None:
+            self._stop_asked_at = time.monotonic()
+        if self._stream is not None:
+            self._stream.stop(self._grace)
+
     def _log_started(self, slots: Slots) -> None:
         log.info(
             "worker_started version=%s worker=%s server=%s topics=%s concurrency=%d threads=%d processes=%d",
@@ -215,6 +222,7 @@ class Worker:
     def _compose(self, slots: Slots, attempts: AttemptLog) -> WorkerStream:
         addresses, token = self._connection.addresses, self._connection.token
         stream = WorkerStream(self._io, addresses, slots, attempts, worker_id=self.worker_id, token=token)
+        stream.on_stop = self._stop_for_operator
         timers = Timers()
         ledger = Ledger(
             self._tasks,
