@@ -66,6 +66,7 @@ class Driver:
         """What the slots give back when asked."""
         self.reconnects = 0
         self.reports = 0
+        self.stop_requests = 0
         self.protocol.begin(self.now)
 
     def act(self) -> Actions:
@@ -76,6 +77,7 @@ class Driver:
             self.stopped += actions.stop
             self.reconnects += actions.reconnect
             self.reports += actions.report
+            self.stop_requests += actions.stop_worker
             if actions.take_back:
                 self.protocol.taken_back(self.unbegun(), self.now)
             actions = self._take()

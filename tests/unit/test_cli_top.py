@@ -117,8 +117,8 @@ def test_every_place_has_keys_and_each_key_that_is_named_does_something() -> Non
         topic="t", id="i", state="dead", worker="w", quiet=False, name="n", paused=False, count=1, title="e", group="g"
     )
     for view in View:
-        named = {part[0] for part in texts.KEYS[view].split("   ") if part[:2] in ("r ", "c ", "p ")}
-        does = {key for key in "rcp" if action_of(key, Place(view=view), item, status()) is not None}
+        named = {part[0] for part in texts.KEYS[view].split("   ") if part[:2] in ("r ", "c ", "p ", "s ")}
+        does = {key for key in "rcps" if action_of(key, Place(view=view), item, status()) is not None}
         assert named == does, view
     assert len(LISTS) == 6
 

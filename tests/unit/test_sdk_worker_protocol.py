@@ -381,6 +381,33 @@ def test_a_stop_asks_for_quiet_returns_the_unbegun_and_ends_when_all_is_acknowle
     assert driver.protocol.may_end_stream
 
 
+def test_a_stop_of_an_operator_is_asked_for_once_over_all_streams(caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    stop = worker_pb2.Stop(by="ana", reason="memory leak")
+    with caplog.at_level(logging.INFO, "headgate.worker"):
+        assert driver.receive(stop=stop).stop_worker
+        driver.receive(stop=stop)
+        driver.disconnect()
+        driver.connect()
+        driver.receive(stop=stop)
+    assert driver.stop_requests == 1
+    assert [record.getMessage() for record in caplog.records if "stopping" in record.message] == [
+        'stopping asked_by=ana reason="memory leak"'
+    ]
+
+
+def test_a_process_says_in_every_hello_how_long_ago_it_was_first_connected() -> None:
+    driver = Driver(make_protocol())
+    assert driver.connect().connected_ms == 0
+    driver.now += 90.5
+    driver.disconnect()
+    assert driver.connect().connected_ms == 90_500
+    driver.now += 10
+    driver.disconnect()
+    assert driver.connect().connected_ms == 100_500
+
+
 @pytest.mark.parametrize("hurried", [False, True])
 def test_a_handler_that_outlasts_the_grace_is_stopped_and_its_job_returned(hurried: bool) -> None:
     driver = Driver(make_protocol())

@@ -63,6 +63,32 @@ async def test_an_idle_worker_that_stops_waits_for_what_may_be_on_its_way() -> N
         assert gate.begun == []
 
 
+async def test_a_stop_of_an_operator_is_a_stop_and_a_signal_after_it_is_the_first() -> None:
+    async with fake_server() as server:
+        app, gate = Headgate(server.address), Gate()
+        app.register("wait", gate)
+        worker = app.worker(concurrency=1, prefetch=1, grace=20)
+        running = asyncio.create_task(worker.run())
+        peer = await server.worker()
+        ids = peer.deliver("wait", b"", b"")
+        await until(lambda: gate.begun, "one runs")
+        peer.say(stop=worker_pb2.Stop(by="ana", reason="leak"))
+        await until(lambda: peer.others(), "the other is back")
+        peer.say(stop=worker_pb2.Stop(by="ana", reason="leak"))
+        worker.stop()  # as SIGTERM does
+        late = peer.deliver("wait", b"")
+        await until(lambda: len(peer.others()) == 2, "it is taken after the signal, and returned")
+        assert gate.ended == [], "the handler has its grace"
+        gate.open.set()
+        await running
+        assert peer.completed() == {ids[0]: b""}
+        assert [(one.id, one.WhichOneof("kind")) for one in peer.others()] == [
+            (ids[1], "abandon"),
+            (late[0], "abandon"),
+        ]
+        assert not worker.overdue
+
+
 @pytest.mark.req("W23", "K9")
 async def test_stopping_finishes_what_started_and_returns_the_rest() -> None:
     async with fake_server() as server:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Parameter
 
 from headgate.cli import values
+from headgate.cli.confirming import confirm
 from headgate.cli.connection import with_client, with_id
 from headgate.cli.listing import COLUMNS
 from headgate.cli.lists import show_list
@@ -39,12 +40,10 @@ from headgate.cli.output import (
     for_people,
     one_line,
     painted,
-    print_lines,
     print_one,
     table,
     when,
 )
-from headgate.domain.errors import InvalidInput, Refused
 from headgate.domain.ids import JobId
 from headgate.sdk import Headgate
 from headgate.sdk.admin.bulk import Bulk, BulkOperation, BulkPreview, PlanOptions
@@ -174,7 +173,7 @@ def run(
             print_one(preview, output, lambda: [f"no jobs match {preview.filter}"], name="")
             return
         if not yes:
-            _confirm(preview, verb, output)
+            confirm(lambda: described(preview, verb, sample=False), output, hint="see --dry-run")
         started = await hg.admin.bulk.start(verb, text, **options)
         if detach:
             _show(started, output)
@@ -190,17 +189,6 @@ def run(
             print(f"last error: {one_line(ended.error)}")
 
     with_client(server, act)
-
-
-def _confirm(preview: BulkPreview, verb: str, output: str) -> None:
-    """Return if the user confirms, else raise Refused. Blocking is fine: nothing else runs in this process."""
-    if not for_people(output) or not sys.stdin.isatty():
-        raise InvalidInput(
-            "--yes", "is required without a terminal, and with every --output but table", hint="see --dry-run"
-        )
-    print_lines(described(preview, verb, sample=False))
-    if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise Refused("nothing was changed")
 
 
 def described(seen: BulkPreview, verb: str, *, sample: bool) -> list[str]:

@@ -107,7 +107,7 @@ _OTHER_WORDS = {
     "job": {**_RETRY, "edit-retry": "redrive --payload", "watch": "get --watch", "logs": "events", "show": "get"},
     "dead": {**_RETRY, "get": "list"},
     "topic": {**{word: f"headgate {word}" for word in ("pause", "resume")}, "limit": "set", "import": "apply"},
-    "workers": {"stop": "quiet", "pause": "quiet", "get": "list"},
+    "workers": {"pause": "quiet", "get": "list"},
     "schedule": {"trigger": "run", "create": "put", "add": "put", "remove": "delete", "import": "sync"},
     "webhook": {"put": "create", "add": "create", "rotate": "rotate-secret", "ping": "test"},
     "bulk": {"stop": "cancel", "show": "get"},

@@ -30,7 +30,7 @@ _GREEN, _RED, _YELLOW, _BLUE, _MAGENTA, _CYAN, _GREY = 32, 31, 33, 34, 35, 36, 9
 _COLOURS: Final = {
     **dict.fromkeys(("completed", "done", "active", "sealed"), _GREEN),
     **dict.fromkeys(("dead", "failed", "lease_expired", "expired"), _RED),
-    **dict.fromkeys(("retrying", "paused", "quiet", "nacked"), _YELLOW),
+    **dict.fromkeys(("retrying", "paused", "quiet", "stopping", "nacked"), _YELLOW),
     **dict.fromkeys(("running", "open"), _BLUE),
     **dict.fromkeys(("scheduled", "snoozed"), _CYAN),
     "blocked": _MAGENTA,

@@ -102,6 +102,8 @@ def _watch(arguments: list[str]) -> None:
         except KeyboardInterrupt:
             _interrupt(child)
             return
+        if child.poll() == 0:
+            return  # it was stopped: by an operator, or by a signal of its own
         if child.poll() is not None:
             while _stamps() == before:  # it exited, for example after a syntax error: wait for the next change
                 time.sleep(0.5)

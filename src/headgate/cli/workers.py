@@ -8,16 +8,17 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli import values
+from headgate.cli.confirming import confirm
 from headgate.cli.connection import with_client
 from headgate.cli.lists import NameFilter, show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
-from headgate.cli.output import Columns, print_one, table, when
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch, Yes
+from headgate.cli.output import Columns, one_line, print_one, table, when
 from headgate.domain.filters import Field
 from headgate.domain.workers import MORE_WORKERS
 from headgate.sdk import Headgate
 from headgate.sdk.admin import LostWorker, RunningJob, WorkerInfo
 
-workers = App(name="workers", help="Show connected workers, and stop or resume dispatching to one of them.")
+workers = App(name="workers", help="Show connected workers, stop or resume dispatching to one of them, or stop one.")
 WorkerName = Annotated[str, Parameter(help="Worker name.")]
 WORKERS: Final[Columns[WorkerInfo]] = {
     "WORKER": lambda one: one.worker,
@@ -72,6 +73,10 @@ def list_command(
             yield f"{limit:,} of {matching:,} workers; --limit {matching} shows all"
         if more_workers:
             yield MORE_WORKERS
+        for one in found:
+            if one.stop is not None:
+                reason = f": {one_line(one.stop.reason)}" if one.stop.reason else ""
+                yield f"{one.worker} was asked to stop by {one.stop.by} {when(one.stop.since)}{reason}"
         if lost:
             yield from ("", "lost in the last hour:", *table(lost, LOST))
         running = sorted(((worker, job) for worker in found for job in worker.running), key=lambda one: one[1].since)
@@ -116,3 +121,24 @@ def resume_command(
     changed = with_client(server, lambda hg: hg.admin.workers.resume(worker, reason=reason))
     text = f"{worker} gets jobs again" if changed else f"{worker} was not quiet"
     print_one({"worker": worker, "quiet": False, "changed": changed}, output, lambda: [text], name=worker)
+
+
+@workers.command(name="stop")
+def stop_command(
+    worker: WorkerName,
+    *,
+    reason: Reason = "",
+    yes: Yes = False,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Ask a connected worker to stop. It finishes the jobs it runs, returns the others, and its process ends.
+
+    A process that connects later with the same name is not stopped.
+    """
+    if not yes:
+        confirm(lambda: [f"{worker} finishes the jobs it runs, and its process ends."], output)
+    asked = with_client(server, lambda hg: hg.admin.workers.stop(worker, reason=reason))
+    sessions = f"{asked.sessions} session{'' if asked.sessions == 1 else 's'}"
+    fields = {"worker": worker, "since": asked.since, "sessions": asked.sessions}
+    print_one(fields, output, lambda: [f"{worker} is asked to stop ({sessions})"], name=worker)

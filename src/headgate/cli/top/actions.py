@@ -1,4 +1,4 @@
-"""What the keys r, c and p do to what is selected. Each action asks first, and takes a reason for the audit log."""
+"""What the keys r, c, p and s do to what is selected. Each action asks first, and takes a reason for the audit log."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def action_of(key: str, place: Place, item: Any, status: Status) -> Action | Non
             return _pause(item.topic, status)
         case (View.WORKERS, "p"):
             return _quiet(item)
+        case (View.WORKERS, "s"):
+            return _stop(item)
         case (View.SCHEDULES | View.SCHEDULE, "p"):
             return _pause_schedule(item)
         case (View.SCHEDULES | View.SCHEDULE, "r"):
@@ -105,6 +107,18 @@ def _quiet(worker: WorkerInfo) -> Action:
 
     return Action(
         question=f"Quiet worker {name}?", detail="It gets no jobs for an hour, and finishes what it holds.", run=quiet
+    )
+
+
+def _stop(worker: WorkerInfo) -> Action:
+    name = worker.worker
+
+    async def run(hg: Headgate, reason: str) -> str:
+        await hg.admin.workers.stop(name, reason=reason)
+        return f"worker {name} is asked to stop"
+
+    return Action(
+        question=f"Stop worker {name}?", detail="It finishes the jobs it runs, and its process ends.", run=run
     )
 
 

@@ -62,7 +62,7 @@ class TopApp(App[None]):
         Binding("colon", "prompt(':')", show=False),
         Binding("question_mark", "help", show=False),
         Binding("l", "events", show=False),
-        *(Binding(key, f"act('{key}')", show=False) for key in ("r", "c", "p")),
+        *(Binding(key, f"act('{key}')", show=False) for key in ("r", "c", "p", "s")),
         Binding("j", "move(1)", show=False),
         Binding("k", "move(-1)", show=False),
         Binding("q", "quit", show=False),

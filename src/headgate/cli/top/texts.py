@@ -25,7 +25,7 @@ STATES: Final = ("pending", "running", "retrying", "scheduled", "blocked", "dead
 STYLES: Final = {
     **dict.fromkeys(("completed", "done", "active", "idle"), "green"),
     **dict.fromkeys(("dead", "failed", "lease_expired", "expired", "silent"), "red"),
-    **dict.fromkeys(("retrying", "paused", "quiet", "nacked"), "yellow"),
+    **dict.fromkeys(("retrying", "paused", "quiet", "stopping", "nacked"), "yellow"),
     **dict.fromkeys(("running", "open", "busy"), "dodger_blue1"),
     **dict.fromkeys(("scheduled", "snoozed", "stand-by"), "cyan"),
     "blocked": "magenta",
@@ -144,7 +144,7 @@ def failing_now(groups: Sequence[DeadGroup], *, now: datetime) -> Text:
 KEYS: Final = {
     View.TOPICS: "Enter jobs   p pause/resume",
     View.JOBS: "Enter open   l events   r redrive   c cancel   p pause/resume topic",
-    View.WORKERS: "Enter its jobs   p quiet/resume",
+    View.WORKERS: "Enter its jobs   p quiet/resume   s stop",
     View.SCHEDULES: "Enter open   p pause/resume   r run now",
     View.DEAD: "Enter its jobs   r redrive group",
     View.OPERATIONS: "Enter open   c cancel",
@@ -160,7 +160,7 @@ def keys(place: Place, *, read_only: bool) -> Text:
     """Return the keys that do something here."""
     parts = KEYS[place.view].split("   ")
     if read_only:
-        parts = [one for one in parts if one[:2] not in ("r ", "c ", "p ")]
+        parts = [one for one in parts if one[:2] not in ("r ", "c ", "p ", "s ")]
     return Text("   ".join((*parts, "/ filter", ": command", "? help", "q quit")), no_wrap=True, style=GREY)
 
 
@@ -174,7 +174,8 @@ l         events of a job
 r         redrive a job or a group of dead letters; run a schedule now
 c         cancel a job or an operation
 p         pause or resume a topic or a schedule; quiet or resume a worker
+s         stop a worker: it finishes the jobs it runs, and its process ends
 up, down  also j and k; PageUp, PageDown, Home, End
 q         quit
 
-r, c and p ask for confirmation, and take a reason for the audit log."""
+r, c, p and s ask for confirmation, and take a reason for the audit log."""

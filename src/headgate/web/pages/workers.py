@@ -23,6 +23,7 @@ SKEW_SHOWN: Final = timedelta(seconds=1)
 KINDS: Final = {
     WorkerState.SILENT: "error",
     WorkerState.NOT_ASKING: "warn",
+    WorkerState.STOPPING: "warn",
     WorkerState.QUIET: "warn",
     WorkerState.STANDBY: "",
     WorkerState.BUSY: "info",
@@ -31,6 +32,7 @@ KINDS: Final = {
 MEANINGS: Final = {
     WorkerState.SILENT: "The connection is open, but two heartbeats are missing",
     WorkerState.NOT_ASKING: "The connection is open, but it asks for no jobs and holds none",
+    WorkerState.STOPPING: "An operator asked it to stop: it finishes what it runs, and ends",
     WorkerState.QUIET: "An operator stopped deliveries to it",
     WorkerState.STANDBY: "As many workers as permitted receive the jobs of its topics",
     WorkerState.BUSY: "It runs jobs",
@@ -107,6 +109,13 @@ async def resume_worker(request: PageRequest, worker: FromPath[str]) -> Html:
     return request.done(f"{worker} gets jobs again." if changed else f"{worker} was not quiet.", changed="workers")
 
 
+@action("/workers/{worker:str}/stop", uses="AdminService/StopWorker", confirm=True)
+async def stop_worker(request: PageRequest, worker: str) -> Html:
+    """Ask its processes to stop."""
+    await request.cases.admin.stop_worker(request.caller, worker, reason=request.fields.text("reason"))
+    return request.done(f"{worker} is asked to stop. It finishes what it runs.", changed="workers")
+
+
 def _matches(worker: WorkerView, text: str) -> bool:
     return not text or text in worker.worker.lower() or any(text in topic.lower() for topic in worker.topics)
 
@@ -118,4 +127,4 @@ def _counts(workers: Sequence[WorkerView]) -> dict[WorkerState, int]:
     return found
 
 
-ROUTES: Final = (list_workers, show_worker, quiet_worker, resume_worker)
+ROUTES: Final = (list_workers, show_worker, quiet_worker, resume_worker, stop_worker)
