@@ -27,6 +27,7 @@ class Worker {
   #seqAtLastBeat = 0;
   #incarnation = randomInt(1, 2 ** 32); // tells this process from others that go by its id
   #resumed = false;
+  #firstConnected = 0; // when the first hello was answered
   #failures = 0;
   #wake = () => {};
   // These belong to one connection:
@@ -61,6 +62,8 @@ class Worker {
         if (!outcome) this.#report(key, { abandon: {} });
       }
     }, this.graceMs).unref();
+    // Past the grace, and no server to give the rest back to: their leases will run out.
+    setTimeout(() => process.exit(1), this.graceMs + 5_000).unref();
     this.#leave();
     this.#wake();
   }
@@ -77,7 +80,10 @@ class Worker {
     const call = client.Work(metadata);
     const { workerId } = this;
     const [incarnation, resumed] = [this.#incarnation, this.#resumed];
-    call.write({ hello: { workerId, client: 'node-example/0.1.0', held: this.#all(), resumed, incarnation } });
+    // A stop is for processes that were connected when it was asked: this tells that we are one of them.
+    const connectedMs = resumed ? Math.floor(performance.now() - this.#firstConnected) : 0;
+    const who = { workerId, client: 'node-example/0.1.0', incarnation };
+    call.write({ hello: { ...who, held: this.#all(), resumed, connectedMs } });
     const impatience = setTimeout(() => call.cancel(), HELLO_WITHIN_MS);
     let beats;
     call.on('data', (frame) => {
@@ -92,6 +98,10 @@ class Worker {
       if (frame.lost) this.#drop(frame.lost);
       if (frame.error) console.error(`server: ${frame.error.code}: ${frame.error.message}`);
       if (frame.drain) this.#draining = true;
+      if (frame.stop && !this.#finishing) {
+        console.log(`asked to stop by ${frame.stop.by}: ${frame.stop.reason}`);
+        this.stop(); // as SIGTERM does
+      }
       if ((this.#finishing || this.#draining) && this.#held.size === 0) this.#leave();
     });
     call.on('error', () => {}); // the status tells the same
@@ -108,6 +118,7 @@ class Worker {
 
   #welcome(call, ack) {
     console.log(`connected to ${ack.instance} as ${ack.workerId}, resumed=${this.#resumed} held=${this.#held.size}`);
+    if (!this.#resumed) this.#firstConnected = performance.now();
     [this.#call, this.#asked, this.#draining, this.#resumed, this.#failures] = [call, 0, false, true, 0];
     this.#sent.clear();
     if (ack.lost) this.#drop(ack.lost);
@@ -223,13 +234,7 @@ const worker = new Worker({
   graceMs: Number(env.HEADGATE_GRACE_SECONDS ?? 30) * 1000,
   credentials: env.HEADGATE_TLS ? grpc.credentials.createSsl() : grpc.credentials.createInsecure(),
 });
-for (const name of ['SIGTERM', 'SIGINT']) {
-  process.once(name, () => {
-    worker.stop();
-    // Past the grace, and no server to give the rest back to: their leases will run out.
-    setTimeout(() => process.exit(1), worker.graceMs + 5_000).unref();
-  });
-}
+for (const name of ['SIGTERM', 'SIGINT']) process.once(name, () => worker.stop());
 try {
   await worker.run();
   console.log('stopped');

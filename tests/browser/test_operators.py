@@ -1,14 +1,15 @@
-"""What an operator does: pause a topic and undo it, edit a schedule, see that a worker died, rotate a secret."""
+"""What an operator does: pause a topic and undo it, edit a schedule, see a worker die, stop one, rotate a secret."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import viewing
+from tests.browser.conftest import NARROWEST, WIDE, viewing
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import served
@@ -91,6 +92,44 @@ def test_a_worker_that_dies_is_reported_without_a_reload(
         expect(lost).to_contain_text("the connection was lost", timeout=SOON_MS)
         expect(row).to_have_count(0)
         view.check_accessible()
+
+
+def test_a_worker_is_stopped_with_a_reason_after_a_question(
+    browser: Browser, server: ServerProcess, api: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("stopped")
+    path = b64encode(str(folder / "go").encode()).decode()
+    assert api.post("/v1/jobs", json={"topic": "held", "payload_base64": path}).is_success
+    with WorkerProcess(server.address, folder=folder) as worker, viewing(browser, server.http_url) as view:
+        page = view.page
+        (name,) = [one["worker"] for one in api.get("/v1/workers").json()["workers"]]
+        view.open("/ui/workers")
+        row = page.locator("tr", has_text=name)
+        row.get_by_text("Stop…").click()
+        row.get_by_role("textbox", name="Reason").fill("memory leak")
+        view.check_accessible()
+        row.get_by_role("button", name="Stop", exact=True).click()
+        dialog = page.locator("dialog#confirm")
+        expect(dialog).to_contain_text(f"Stop the worker {name}?")
+        view.check_accessible()
+        dialog.get_by_role("button", name="Cancel").click()
+        assert "stop" not in api.get("/v1/workers").json()["workers"][0]
+        row.get_by_text("Stop…").click()  # a click elsewhere has closed it
+        row.get_by_role("textbox", name="Reason").fill("memory leak")
+        row.get_by_role("button", name="Stop", exact=True).click()
+        dialog.get_by_role("button", name="Stop").click()
+        expect(row).to_contain_text("stopping", timeout=SOON_MS)
+        expect(row).to_contain_text("memory leak")
+        expect(row.get_by_text("Stop…")).to_have_count(0)
+        for size in (NARROWEST, WIDE):
+            view.check_width(size)
+        view.check_accessible()
+        view.open(f"/ui/workers/{name}")
+        expect(page.locator("#worker")).to_contain_text("“memory leak”")
+        (folder / "go").touch()
+        expect(page.locator("#worker")).to_contain_text("is not connected any more", timeout=SOON_MS)
+        assert worker.wait() == 0
+    assert [one["reason"] for one in api.get("/v1/audit?verb=stop_worker").json()["entries"]] == ["memory leak"]
 
 
 def test_a_secret_is_rotated_and_shown_once(browser: Browser, server: ServerProcess, api: httpx.Client) -> None:

@@ -207,6 +207,32 @@ async def test_a_real_worker_can_be_seen_and_made_quiet(server: ServerProcess, h
         assert len(await session.take(1)) == 1
 
 
+async def test_a_stop_reaches_the_stream_of_a_worker_and_no_stream_that_comes_later(
+    server: ServerProcess, hg: Headgate, topic: str
+) -> None:
+    async with Wire(server.address, token=OPERATES) as wire:
+        async with wire.worker("mailer-8", incarnation=8) as session:
+            await session.ready(2, topic)
+            with pytest.raises(NotFound, match="mailer-9"):
+                await hg.admin.workers.stop("mailer-9")
+            assert (await hg.admin.workers.stop("mailer-8", reason="leaks")).sessions == 1
+            await session.until(lambda: any(one.HasField("stop") for one in session.frames), "it is asked to stop")
+            (stop,) = (one.stop for one in session.frames if one.HasField("stop"))
+            assert (stop.by, stop.reason) == ("otto", "leaks")
+            (found,) = [one for one in await hg.admin.workers.list() if one.worker == "mailer-8"]
+            assert found.stop is not None
+            assert (found.state, found.stop.by, found.stop.reason) == ("stopping", "otto", "leaks")
+            await wire.submit(topic, b"x")
+            await session.beat()
+            assert not session.jobs, "also a worker that ignores it gets no more jobs"
+        async with wire.worker("mailer-8", incarnation=9) as session:
+            await session.ready(1, topic)
+            assert len(await session.take(1)) == 1
+            assert not any(one.HasField("stop") for one in session.frames)
+        async with wire.worker("mailer-8", incarnation=8, connected_ms=600_000) as session:
+            await session.until(lambda: any(one.HasField("stop") for one in session.frames), "it is asked again")
+
+
 async def test_what_a_token_does_not_permit_is_refused_by_name(server: ServerProcess, hg: Headgate, topic: str) -> None:
     other = await hg.submit(topic, b"x")
     await hg.submit("mail", b"x", delay=3600)

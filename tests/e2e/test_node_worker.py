@@ -22,6 +22,7 @@ from uuid import UUID
 import grpc
 import pytest
 
+from headgate import Headgate
 from headgate.domain.ids import TenantName
 from headgate.store import verbs
 from headgate.store.connect import connect
@@ -359,6 +360,21 @@ def test_a_draining_server_lets_the_worker_finish_and_come_back(
     worker.saw(f"^ended slow {job_id}")  # the server waited for it
     serve(port=server.port)
     worker.saw("^connected to .* resumed=true held=0$")
+    job = producer.job(job_id)
+    assert (job.state, claims(job.epoch)) == (jobs_pb2.STATE_COMPLETED, 1)
+
+
+def test_a_stop_of_an_operator_is_as_sigterm(
+    server: ServerProcess, producer: Producer, start_worker: StartWorker
+) -> None:
+    worker = start_worker(server, worker_id="node-stopped")
+    job_id = producer.submit("slow", b"400")
+    worker.saw(f"^started slow {job_id}")
+    hg = Headgate(server.address)
+    hg.sync.wait(hg.admin.workers.stop("node-stopped", reason="leak"))
+    worker.saw("^asked to stop by dev: leak$")
+    assert worker.wait() == 0
+    assert worker.seen("^stopped$")
     job = producer.job(job_id)
     assert (job.state, claims(job.epoch)) == (jobs_pb2.STATE_COMPLETED, 1)
 

@@ -263,6 +263,22 @@ async def test_jobs_are_redriven_and_cancelled_and_a_group_of_dead_letters_as_an
         assert (await hg.get(again)).state == "pending"
 
 
+async def test_a_worker_is_asked_to_stop_with_a_reason_after_a_confirmation(
+    hg: Headgate, server: ServerProcess, topic: str
+) -> None:
+    async with Wire(server.address) as wire, wire.worker(f"w-{topic}") as session, opened(hg, server) as seen:
+        await session.ready(1, topic)
+        await seen.press("3")
+        await seen.select(f"w-{topic}")
+        await seen.press("s")
+        await seen.shows(rf"Stop worker w-{topic}\?")
+        await seen.type("memory leak")
+        await seen.shows(rf"worker w-{topic} is asked to stop", r"stopping")
+        await session.until(lambda: any(one.HasField("stop") for one in session.frames), "it is asked to stop")
+    entry = next(one for one in await hg.admin.audit() if one.verb == "stop_worker")
+    assert (entry.target, entry.reason) == (f"worker w-{topic}", "memory leak")
+
+
 async def test_a_read_only_view_changes_nothing(hg: Headgate, server: ServerProcess, topic: str) -> None:
     await hg.submit(topic, {})
     async with opened(hg, server, read_only=True) as seen:

@@ -187,6 +187,7 @@ ANSWERS: Answers = {
         )
     ),
     "AdminService/Resume": admin.ResumeResponse(changed=True),
+    "AdminService/StopWorker": admin.StopWorkerResponse(since_us=us(), sessions=1),
     "AdminService/ListWorkers": admin.ListWorkersResponse(
         workers=[
             admin.WorkerInfo(

@@ -180,6 +180,7 @@ def whole_tenant_objects(world: World) -> dict[str, list[tuple[Any, Any, Callabl
         **{f"{on}WebhookService/{verb}": [(world.delivery, NOBODYS, ask)] for verb, ask in sent.items()},
         **{f"{on}KeyService/{verb}": [(world.key, "00000000", ask)] for verb, ask in on_keys.items()},
         f"{on}KeyService/RevokeSession": [(world.session, "nosession2", lambda one: keys.RevokeSessionRequest(id=one))],
+        f"{on}AdminService/StopWorker": [(WORKER, "nobody", lambda one: admin.StopWorkerRequest(worker=one))],
         f"{on}TenantService/GetTenant": [("own", "nil", lambda one: tenants.GetTenantRequest(name=one))],
     }
 

@@ -73,6 +73,8 @@ def list_command(
             yield f"{limit:,} of {matching:,} workers; --limit {matching} shows all"
         if more_workers:
             yield MORE_WORKERS
+        if any(one.stop is not None for one in found):
+            yield ""
         for one in found:
             if one.stop is not None:
                 reason = f": {one_line(one.stop.reason)}" if one.stop.reason else ""

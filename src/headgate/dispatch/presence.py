@@ -167,6 +167,8 @@ class Presence(Periodic):
         topic_nos |= {no for kept, _, _ in session.kept for no in kept}  # a quiet session's credit is put aside
         unknown = {name for demand in session.credit for name in demand.unknown}
         unknown |= {name for _, _, kept in session.kept for name in kept}
+        if session.stop is not None:  # it asks for nothing any more; people still know it by its topics
+            unknown |= set(session.topics)
         return WorkerView(
             worker=session.worker_id,
             incarnation=session.incarnation,

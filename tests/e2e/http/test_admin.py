@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.http.conftest import OTHER, SYSTEM, Client
+from tests.e2e.http.conftest import OTHER, SYSTEM, THIRD_ADMIN, Client
 from tests.e2e.http.test_jobs import JSON, problem, submitted
 from tests.support.server import ServerProcess
 
@@ -186,12 +186,23 @@ def test_occurrences_of_a_timing_are_previewed(api: httpx.Client) -> None:
 # ---------------------------------------------------------------------- workers, retention, audit, health
 
 
-def test_a_worker_is_quiet_wherever_it_connects(api: httpx.Client) -> None:
-    assert api.get("/v1/workers", params={"running": True}).json() == {"workers": []}
+def test_a_worker_is_quiet_wherever_it_connects(api: httpx.Client, as_: Client) -> None:
+    assert as_(THIRD_ADMIN).get("/v1/workers", params={"running": True}).json() == {"workers": []}
     quiet = api.post("/v1/workers/img%2F1/quiet", json={"for_ms": 60_000, "reason": "test"}).json()
     assert quiet["until_us"] - quiet["since_us"] == 60_000_000
     assert api.post("/v1/workers/img%2F1/resume").json() == {"changed": True}
     assert api.post("/v1/workers/img%2F1/resume").json() == {"changed": False}
+
+
+def test_a_worker_without_a_stream_cannot_be_stopped_and_one_that_is_not_connected_is_not_found(
+    api: httpx.Client, topic: str
+) -> None:
+    problem(api.post("/v1/workers/img%2F2/stop", json={"reason": "leak"}), 404, "not_found")
+    claim = {"worker_id": "img/2", "topics": [topic]}
+    assert api.post("/v1/jobs/claim", json=claim).status_code == 200
+    said = problem(api.post("/v1/workers/img%2F2/stop"), 409, "refused")
+    assert "send SIGTERM to its process, or make it quiet" in said["detail"]
+    assert not [one for one in api.get("/v1/audit").json()["entries"] if one["verb"] == "stop_worker"]
 
 
 def test_retention_needs_the_scope_system(api: httpx.Client, as_: Client) -> None:

@@ -60,6 +60,10 @@ def objects(running: Any) -> dict[str, str]:
         operation = own.post("/v1/bulk", json=plan).json()["id"]
         spec = {"topic": SECRET, "timing": {"every": {"interval_ms": 3_600_000}}}
         assert own.put(f"/v1/schedules/{SECRET}%2Fweekly", json={"spec": spec}).status_code == 200
+        assert own.post("/v1/jobs", json={"topic": f"{SECRET}-held"}).status_code < 300
+        claim = {"worker_id": "payer-f81d4fae", "topics": [f"{SECRET}-held"], "wait_seconds": 20, "lease_seconds": 3600}
+        assert len(own.post("/v1/jobs/claim", json=claim).json()["jobs"]) == 1  # so it is connected
+        assert own.post("/v1/workers/payer-f81d4fae/stop").json()["code"] == "refused"  # it has no stream
         assert own.post("/v1/workers/payer-f81d4fae/quiet").status_code == 200
         endpoint = {"url": "https://93.184.215.14/f81d4fae", "events": ["job.dead"]}
         webhook = own.post("/v1/webhooks", json=endpoint).json()["id"]
@@ -126,6 +130,8 @@ def test_an_object_of_others_looks_like_one_that_does_not_exist(
     there = asked(api, method, path, operation, objects)
     none = asked(api, method, path, operation, MISSING)
     assert there == none
+    if operation["operationId"] == "stop_worker":
+        assert there[0] == (403 if token == LIMITED else 404), there
     if "topic" not in path and "worker" not in path and operation["operationId"] not in ("put_schedule", "set_tenant"):
         # Webhooks, keys and quotas are for tokens that permit all topics.
         assert there[0] == (403 if token == LIMITED and re.search("webhook|key_id|session_id|tenant", path) else 404), (

@@ -184,5 +184,5 @@ class Workers:
         without a Work stream (HTTP, StreamJobs).
         """
         request = pb.StopWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
-        answer = await self._connection.call(STOP, request)
+        answer = await self._connection.call(STOP, request, about=("connected worker", worker))
         return StopAsked(since=time_of(answer.since_us), sessions=answer.sessions)

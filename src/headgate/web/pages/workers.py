@@ -76,7 +76,7 @@ async def show_worker(request: PageRequest, worker: FromPath[str]) -> Html:
     found = await request.cases.admin.workers(request.caller, running=True)
     sessions = [one for one in found.workers if one.worker == worker]
     lost = [one for one in found.lost if one.worker == worker]
-    if not sessions and not lost:
+    if not sessions and not lost and not request.is_fragment:  # an open page says that it has stopped
         raise NotFound("worker", worker)
     return request.render(
         "workers/worker.html",
