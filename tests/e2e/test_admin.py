@@ -25,6 +25,7 @@ from headgate.domain.retention import Removed
 from headgate.sdk.admin.retention import RetentionAdmin
 from headgate.store.connect import connect
 from headgate.wire import admin_pb2 as pb
+from headgate.wire import worker_pb2
 from tests.e2e.conftest import Serve, Spawn
 from tests.support.database import Server
 from tests.support.server import HEADGATE, READY, ServerProcess, clean_environ
@@ -233,6 +234,23 @@ async def test_a_stop_reaches_the_stream_of_a_worker_and_no_stream_that_comes_la
             await session.until(lambda: any(one.HasField("stop") for one in session.frames), "it is asked again")
 
 
+async def test_a_worker_by_single_calls_or_a_plain_stream_is_refused(
+    server: ServerProcess, hg: Headgate, topic: str
+) -> None:
+    async with Wire(server.address, token=OPERATES) as wire:
+        await wire.call("Claim", worker_pb2.ClaimRequest(worker_id="caller-1", topics=[topic]))
+        with pytest.raises(Refused, match="send SIGTERM to its process, or make it quiet"):
+            await hg.admin.workers.stop("caller-1")
+        async with wire.stream_jobs("plain-1", topic, max_in_flight=1):
+
+            async def seen() -> bool:
+                return any(one.worker == "plain-1" for one in await hg.admin.workers.list())
+
+            await until_async(seen, "it is listed")
+            with pytest.raises(Refused, match="has no stream on which it can be asked"):
+                await hg.admin.workers.stop("plain-1")
+
+
 async def test_what_a_token_does_not_permit_is_refused_by_name(server: ServerProcess, hg: Headgate, topic: str) -> None:
     other = await hg.submit(topic, b"x")
     await hg.submit("mail", b"x", delay=3600)
@@ -396,6 +414,10 @@ def test_the_commands_print_what_programs_can_read_and_exit_with_a_reason(
     for wrong in (["pause"], ["pause", "--tenant", "--topic", topic], ["pause", "--tenant", "--until", "soon"]):
         code, out, error = headgate(capsys, *wrong)
         assert (code, out) == (2, ""), error
+    code, _, error = headgate(capsys, "workers", "stop", "nobody", "--yes")
+    assert (code, error) == (3, 'error: no connected worker "nobody"\n')
+    code, _, error = headgate(capsys, "workers", "stop", "nobody")
+    assert (code, "--yes" in error) == (2, True), "without a terminal it cannot ask"
     code, _, error = headgate(capsys, "pause", "--topic", "mial")
     assert (code, error) == (3, 'error: no topic "mial"\n')
 

@@ -79,7 +79,7 @@ for _name, _where, _help in (
     ("version", "version:version_command", "Show the version."),
     ("webhook", "webhook:webhook", "Send events to HTTP endpoints, and show what was delivered."),
     ("worker", "worker:worker_command", "Run the handlers registered on a Headgate object."),
-    ("workers", "workers:workers", "Show connected workers, and stop or resume dispatching to one of them."),
+    ("workers", "workers:workers", "Show connected workers, stop or resume dispatching to one of them, or stop one."),
 ):
     app.command(f"headgate.cli.{_where}", name=_name, help=_help)
 

@@ -28,7 +28,15 @@ from headgate.sdk.admin.system import SystemInfo, system
 from headgate.sdk.admin.tenants import TenantInfo, TenantsAdmin
 from headgate.sdk.admin.topics import TopicsAdmin
 from headgate.sdk.admin.webhooks import DeliveryInfo, WebhookInfo, WebhooksAdmin
-from headgate.sdk.admin.workers import LostWorker, RunningJob, WorkerInfo, WorkerList, Workers
+from headgate.sdk.admin.workers import (
+    LostWorker,
+    RunningJob,
+    StopAsked,
+    WorkerInfo,
+    WorkerList,
+    Workers,
+    WorkerStop,
+)
 from headgate.sdk.batches import BatchInfo, list_batches
 from headgate.sdk.connection import Connection
 
@@ -226,11 +234,13 @@ __all__ = [
     "Series",
     "SessionInfo",
     "Status",
+    "StopAsked",
     "SystemInfo",
     "TenantInfo",
     "TopicStatus",
     "WebhookInfo",
     "WorkerInfo",
     "WorkerList",
+    "WorkerStop",
     "Workers",
 ]
