@@ -75,3 +75,9 @@ def test_a_worker_without_a_stream_has_no_button_to_stop_it(api: httpx.Client, s
 
 def test_a_worker_that_is_not_known_is_not_found(sign: Sign) -> None:
     assert sign(VIEWER).page("/ui/workers/nobody").status_code == 404
+
+
+def test_an_open_page_of_a_worker_that_has_ended_says_so(sign: Sign) -> None:
+    part = sign(VIEWER).get("/ui/workers/ended-1", headers={"hx-request": "true"})
+    assert part.status_code == 200
+    assert "ended-1 is not connected any more" in text_of(part)
