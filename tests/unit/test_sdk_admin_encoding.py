@@ -41,6 +41,8 @@ CALLS: dict[str, Callable[[Admin], Awaitable[object]]] = {
     "topic by its name": lambda admin: admin.topics.get(BAD),
     "reason of a topic's change": lambda admin: admin.topics.set("mail", reason=BAD, max_running=1),
     "worker of quiet": lambda admin: admin.workers.quiet(BAD),
+    "worker of stop": lambda admin: admin.workers.stop(BAD),
+    "reason of stop": lambda admin: admin.workers.stop("w", reason=BAD),
     "reason of quiet": lambda admin: admin.workers.quiet("w", reason=BAD),
     "reason of resuming a worker": lambda admin: admin.workers.resume("w", reason=BAD),
 }
