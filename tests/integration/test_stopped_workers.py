@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.dispatch.presence import MOST_SHOWN
 from headgate.dispatch.session_rules import Hello
 from headgate.dispatch.worker_calls import WorkerCalls
 from headgate.domain.errors import NotFound, Refused, TooLarge
 from headgate.domain.identity import PermissionDenied, Scope
+from headgate.domain.limits import REPORTED_WORKERS_MAX
 from headgate.domain.states import State
 from headgate.domain.workers import WorkerState, WorkerStop, worker_state
 from headgate.store import worker_stops
@@ -83,18 +83,18 @@ async def test_a_worker_on_another_instance_is_asked_without_a_notification(one:
         assert worker.tracker.runs == []
 
 
-async def test_a_later_process_with_the_same_id_is_not_stopped(still: Instance, database: str) -> None:
-    await still.ticker.run_once()
-    await still.submit(1)
-    before = await still.worker("ant", incarnation=1)
-    await Desk(still).verbs.stop_worker(OPERATOR, "ant")
-    await still.ticker.run_once()
+async def test_a_later_process_with_the_same_id_is_not_stopped(stepped: Instance, database: str) -> None:
+    await stepped.ticker.run_once()
+    await stepped.submit(1)
+    before = await stepped.worker("ant", incarnation=1)
+    await Desk(stepped).verbs.stop_worker(OPERATOR, "ant")
+    await stepped.ticker.run_once()
     assert len(await told(before)) == 1
     before.lose()
-    later = await still.worker("ant", slots=1, incarnation=2)
-    await still.ticker.run_once()
+    later = await stepped.worker("ant", slots=1, incarnation=2)
+    await stepped.ticker.run_once()
     assert await told(later) == []
-    assert await still.claimer.run_once() == 1
+    assert await stepped.claimer.run_once() == 1
     async with Instance(database, name="two", running=False) as two:  # it knows of the stop from its first tick
         elsewhere = await two.worker("ant", incarnation=3)
         await two.ticker.run_once()
@@ -102,25 +102,25 @@ async def test_a_later_process_with_the_same_id_is_not_stopped(still: Instance, 
         assert await told(elsewhere) == []
 
 
-async def test_a_tick_that_was_answered_late_does_not_make_a_later_process_an_earlier_one(still: Instance) -> None:
-    await still.ticker.run_once()
-    worker = await still.worker("ant")
-    hold = still.store.after["tick"] = Hold()
-    ticking = asyncio.create_task(still.ticker.run_once())
+async def test_a_tick_that_was_answered_late_does_not_make_a_later_process_an_earlier_one(stepped: Instance) -> None:
+    await stepped.ticker.run_once()
+    worker = await stepped.worker("ant")
+    hold = stepped.store.after["tick"] = Hold()
+    ticking = asyncio.create_task(stepped.ticker.run_once())
     await hold.reached()  # the database has said what its clock shows, and it is not read before …
-    await Desk(still).verbs.stop_worker(OPERATOR, "ant")
+    await Desk(stepped).verbs.stop_worker(OPERATOR, "ant")
     hold.release()
     await ticking
-    still.store.after.clear()
+    stepped.store.after.clear()
     worker.lose()
-    later = await still.worker("ant")  # … this one is connected
+    later = await stepped.worker("ant")  # … this one is connected
     assert await told(later) == []
 
 
-async def test_a_process_that_connects_again_is_still_the_one_that_was_asked(still: Instance, database: str) -> None:
-    await still.ticker.run_once()
-    first = await still.worker("ant", incarnation=1)
-    await Desk(still).verbs.stop_worker(OPERATOR, "ant", reason="leak")
+async def test_a_process_that_connects_again_is_still_the_one_that_was_asked(stepped: Instance, database: str) -> None:
+    await stepped.ticker.run_once()
+    first = await stepped.worker("ant", incarnation=1)
+    await Desk(stepped).verbs.stop_worker(OPERATOR, "ant", reason="leak")
     first.lose()
     async with Instance(database, name="two", running=False) as two:
         hello = Hello(worker_id="ant", incarnation=1, connected_ms=60_000)
@@ -137,83 +137,83 @@ async def test_a_process_that_connects_again_is_still_the_one_that_was_asked(sti
         assert session.stop is not None
 
 
-async def test_asked_again_a_stop_is_also_for_the_process_that_came_between(still: Instance) -> None:
-    desk = Desk(still)
-    await still.ticker.run_once()
-    first = await still.worker("ant")
+async def test_asked_again_a_stop_is_also_for_the_process_that_came_between(stepped: Instance) -> None:
+    desk = Desk(stepped)
+    await stepped.ticker.run_once()
+    first = await stepped.worker("ant")
     await desk.verbs.stop_worker(OPERATOR, "ant")
     first.lose()
-    second = await still.worker("ant")
-    await still.ticker.run_once()
+    second = await stepped.worker("ant")
+    await stepped.ticker.run_once()
     assert await told(second) == []
     await desk.verbs.stop_worker(OPERATOR, "ant", reason="this one, too")
-    await still.ticker.run_once()
+    await stepped.ticker.run_once()
     assert [stop.reason for stop in await told(second)] == ["this one, too"]
 
 
-async def test_a_worker_that_is_not_connected_is_not_found(still: Instance) -> None:
-    await still.worker("ant", tenant="other")
+async def test_a_worker_that_is_not_connected_is_not_found(stepped: Instance) -> None:
+    await stepped.worker("ant", tenant="other")
     with pytest.raises(NotFound, match='no connected worker "ant"'):
-        await Desk(still).verbs.stop_worker(OPERATOR, "ant")
+        await Desk(stepped).verbs.stop_worker(OPERATOR, "ant")
     with pytest.raises(PermissionDenied, match="all topics"):
-        await Desk(still).verbs.stop_worker(someone(Scope.OPERATE, topics=["mail"]), "ant")
-    assert not (await Desk(still).verbs.audit(READER)).entries
+        await Desk(stepped).verbs.stop_worker(someone(Scope.OPERATE, topics=["mail"]), "ant")
+    assert not (await Desk(stepped).verbs.audit(READER)).entries
 
 
-async def test_workers_without_frames_are_refused_and_nothing_is_written(still: Instance, db: Connection) -> None:
-    await still.submit(1)
-    calls = WorkerCalls(still.rules)
+async def test_workers_without_frames_are_refused_and_nothing_is_written(stepped: Instance, db: Connection) -> None:
+    await stepped.submit(1)
+    calls = WorkerCalls(stepped.rules)
     claiming = asyncio.create_task(calls.claim(WORKING, "puller", ["mail"], wait_ms=0))
     await settle_down()
-    await soon(lambda: still.demands.have_work, "it asks")
-    await still.claimer.run_once()
+    await soon(lambda: stepped.demands.have_work, "it asks")
+    await stepped.claimer.run_once()
     await claiming
     await calls.open_stream(WORKING, "plain", ["mail"], lease_seconds=0, max_in_flight=1)
     for worker in ("puller", "plain"):
         with pytest.raises(Refused, match=f"worker {worker} has no stream on which it can be asked .* make it quiet"):
-            await Desk(still).verbs.stop_worker(OPERATOR, worker)
+            await Desk(stepped).verbs.stop_worker(OPERATOR, worker)
     assert await db.fetch("SELECT worker FROM headgate.worker_stops") == []
-    assert not (await Desk(still).verbs.audit(READER)).entries
+    assert not (await Desk(stepped).verbs.audit(READER)).entries
 
 
-async def test_a_worker_that_another_instance_does_not_list_can_be_stopped(still: Instance, database: str) -> None:
+async def test_a_worker_that_another_instance_does_not_list_can_be_stopped(stepped: Instance, database: str) -> None:
     async with Instance(database, name="two", running=False) as two:
-        workers = [await two.worker(f"w{number:03}") for number in range(MOST_SHOWN + 1)]
+        workers = [await two.worker(f"w{number:03}") for number in range(REPORTED_WORKERS_MAX + 1)]
         assert await Desk(two).presence.run_once()
-        assert (await Desk(still).verbs.stop_worker(OPERATOR, workers[-1].session.worker_id)).sessions == 0
+        assert (await Desk(stepped).verbs.stop_worker(OPERATOR, workers[-1].session.worker_id)).sessions == 0
         await two.ticker.run_once()
         assert len(await told(workers[-1])) == 1
         assert await told(workers[0]) == []
 
 
-async def test_the_same_name_in_another_tenant_is_another_worker(still: Instance) -> None:
-    await still.ticker.run_once()
-    ours, theirs = await still.worker("ant"), await still.worker("ant", tenant="other")
-    await Desk(still).verbs.stop_worker(someone(Scope.OPERATE, tenant="other"), "ant")
-    await still.ticker.run_once()
+async def test_the_same_name_in_another_tenant_is_another_worker(stepped: Instance) -> None:
+    await stepped.ticker.run_once()
+    ours, theirs = await stepped.worker("ant"), await stepped.worker("ant", tenant="other")
+    await Desk(stepped).verbs.stop_worker(someone(Scope.OPERATE, tenant="other"), "ant")
+    await stepped.ticker.run_once()
     assert (len(await told(ours)), len(await told(theirs))) == (0, 1)
 
 
 async def test_a_stop_is_forgotten_after_an_hour_and_costs_no_statement_meanwhile(
-    still: Instance, db: Connection
+    stepped: Instance, db: Connection
 ) -> None:
-    await still.worker("ant")
-    await Desk(still).verbs.stop_worker(OPERATOR, "ant")
-    await still.ticker.run_once()
-    await still.store.count_statements()
+    await stepped.worker("ant")
+    await Desk(stepped).verbs.stop_worker(OPERATOR, "ant")
+    await stepped.ticker.run_once()
+    await stepped.store.count_statements()
     for _ in range(3):
-        await still.ticker.run_once()
-    assert await still.store.sent() == 3
+        await stepped.ticker.run_once()
+    assert await stepped.store.sent() == 3
     clock = await Clock.install(db)
     await clock.advance(minutes=61)
-    await still.ticker.run_once()
-    assert not still.sessions.stops
+    await stepped.ticker.run_once()
+    assert not stepped.sessions.stops
     await worker_stops.forget_stops(db)
     assert await db.fetch("SELECT worker FROM headgate.worker_stops") == []
 
 
-async def test_the_stops_of_a_tenant_are_bounded(db: Connection, still: Instance) -> None:
-    tenant_no = await still.store.tenant_no("acme")
+async def test_the_stops_of_a_tenant_are_bounded(db: Connection, stepped: Instance) -> None:
+    tenant_no = await stepped.store.tenant_no("acme")
     await db.execute(
         """INSERT INTO headgate.worker_stops (tenant_no, worker, since, until)
            SELECT $1, 'w' || n, headgate.clock_v1(), headgate.clock_v1() + $2::interval
