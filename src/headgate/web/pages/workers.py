@@ -110,7 +110,7 @@ async def resume_worker(request: PageRequest, worker: FromPath[str]) -> Html:
 
 
 @action("/workers/{worker:str}/stop", uses="AdminService/StopWorker", confirm=True)
-async def stop_worker(request: PageRequest, worker: str) -> Html:
+async def stop_worker(request: PageRequest, worker: FromPath[str]) -> Html:
     """Ask its processes to stop."""
     await request.cases.admin.stop_worker(request.caller, worker, reason=request.fields.text("reason"))
     return request.done(f"{worker} is asked to stop. It finishes what it runs.", changed="workers")
