@@ -12,7 +12,7 @@ from headgate.domain.outcomes import Abandon, Completed, Nack, Snooze
 from headgate.domain.states import State
 from headgate.domain.topic_limits import Rate
 from headgate.store import verbs
-from headgate.store.connect import Connection
+from headgate.store.connect import Connection, connect
 from tests.integration.test_limits import BOOM, SECOND, limit, no_drift, states
 from tests.support import store_calls
 from tests.support.queue import Clock, Queue
@@ -51,6 +51,23 @@ async def test_limits_apply_to_jobs_that_were_there_before_them(db: Connection) 
     await limit(queue, max_running_per_key=1)
     assert len(await queue.claim(10)) == 1  # those let in too early went back to their line
     assert await states(queue) == {State.RUNNING: 1, State.BLOCKED: 4}
+    await no_drift(db)
+
+
+async def test_a_lowered_limit_leaves_the_best_job_of_each_key(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=3)
+    (first,) = await queue.add(1, limit_key="a")
+    await queue.add(1)  # without a key, between the others
+    (urgent,) = await queue.add(1, limit_key="a", priority=5)
+    (other,) = await queue.add(1, limit_key="b", priority=3)
+    await queue.add(1, limit_key="b")
+    await limit(queue, max_running_per_key=1)
+    got = (await queue.claim(10)).ids
+    assert got[:2] == (urgent, other)  # in order of priority, whatever the order of their ids
+    assert len(got) == 3
+    await queue.settle((urgent, 1, Completed()))
+    assert (await queue.claim(10)).ids == (first,)
     await no_drift(db)
 
 
@@ -150,6 +167,69 @@ async def test_a_key_starts_no_more_than_its_rate_allows(db: Connection) -> None
     await no_drift(db)
 
 
+async def admit_due(queue: Queue) -> None:
+    await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
+
+
+async def test_a_key_is_looked_at_later_only_while_jobs_wait_for_its_rate(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, key_rate=Rate(count=1, period=SECOND))
+    await admit_due(queue)  # after a change of limits it looks at all keys: not in what follows
+    await queue.add(3, limit_key="a")
+    for waiting in (True, True, False):
+        await admit_due(queue)
+        assert len(await queue.claim(10)) == 1
+        assert await db.fetchval("SELECT next_at IS NOT NULL FROM headgate.limit_usage") is waiting
+        await clock.advance(seconds=1.1)
+    await no_drift(db)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+async def test_a_job_that_was_locked_when_its_token_came_is_looked_at_again(
+    db: Connection, database: str, behind: int
+) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, key_rate=Rate(count=1, period=SECOND))
+    await admit_due(queue)  # after a change of limits it looks at all keys: not in what follows
+    _, locked, *others = await queue.add(2 + behind, limit_key="a")
+    assert len(await queue.claim(10)) == 1
+    await clock.advance(seconds=1.1)
+    other = await connect(database, application_name="headgate test")
+    try:
+        async with other.transaction():
+            await other.execute("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked)
+            await admit_due(queue)
+            assert len(await queue.claim(10)) == 0
+    finally:
+        await other.close()
+    for job in (locked, *others):
+        await clock.advance(seconds=1.1)
+        await admit_due(queue)
+        assert (await queue.claim(10)).ids == (job,)
+    await no_drift(db)
+
+
+async def test_a_retry_in_strict_order_waits_for_the_rate_of_its_key(db: Connection) -> None:
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, ordered_by_key=True, key_rate=Rate(count=1, period=timedelta(seconds=10)))
+    await admit_due(queue)  # after a change of limits it looks at all keys: not in what follows
+    first, second = await queue.add(2, limit_key="a")
+    assert (await queue.claim(10)).ids == (first,)
+    await queue.settle((first, 1, Snooze(delay=SECOND)))
+    await clock.advance(seconds=1)
+    await store_calls.promote(db)
+    assert len(await queue.claim(10)) == 0  # due again, but without a token
+    for job, epoch in ((first, 2), (second, 1)):
+        await clock.advance(seconds=10.1)
+        await admit_due(queue)
+        assert (await queue.claim(10)).ids == (job,)
+        await queue.settle((job, epoch, Completed()))
+    await no_drift(db)
+
+
 async def test_a_key_in_strict_order_waits_for_the_one_before_to_end_for_good(db: Connection) -> None:
     queue = Queue(db)
     clock = await Clock.install(db)
@@ -206,3 +286,16 @@ async def test_priority_comes_before_turns(db: Connection) -> None:
     await queue.add(50, limit_key="a")
     (urgent,) = await queue.add(1, limit_key="b", priority=20)
     assert (await queue.claim(1)).ids == (urgent,)
+
+
+async def test_priority_counts_as_waiting_time_in_the_turns_of_an_ageing_topic(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    await db.execute("UPDATE headgate.topics SET ageing_step_us = 3600000000")  # an hour for each unit of priority
+    await queue.names.refresh(db)
+    await queue.add(10, limit_key="a")
+    (urgent,) = await queue.add(1, limit_key="b", priority=2)
+    (later,) = await queue.add(1, limit_key="b", priority=-1)
+    assert (await queue.claim(1)).ids == (urgent,)
+    assert (await queue.claim(11)).ids[-1] == later
+    await no_drift(db)

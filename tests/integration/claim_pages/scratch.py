@@ -81,12 +81,10 @@ class PageTable:
         *,
         usual: float,
         growth: float | None = GROWTH,
-        known_miss: float | None = None,
     ) -> None:
         """Record a case and fail when its worst call exceeds `growth` × `usual`; without `growth`, only record it.
 
         Of very many calls one in thirty does not count: it met the autovacuum, or a page that was just split.
-        `known_miss`: the bound is missed, by as much as this. `make explain` continues saying so; more than this fails.
         """
         limit = None if growth is None else growth * usual
         worst = max(costs, key=lambda cost: cost.pages)
@@ -104,7 +102,6 @@ class PageTable:
                 "for the record" if growth is None else "ok" if good else "TOO MUCH",
             )
         )
-        good = good or (known_miss is not None and most <= known_miss * usual)
         assert good, f"{case}: {worst.pages} pages, more than {growth} × {usual:.0f}: {[cost.pages for cost in costs]}"
 
     def text(self) -> str:

@@ -15,6 +15,8 @@ DECLARE
     v_ids     uuid[];              -- those with a key, best first; beside them the place of their key, and how manieth of it
     v_of      int[];
     v_nths    int[];
+    v_sorted  uuid[];              -- all ids in their own order; beside them their places in `ids`
+    v_places  int[];
     v_topics  int[];               -- the keys in their order; beside them what they use
     v_keys    text[];
     v_running int[];
@@ -37,12 +39,14 @@ BEGIN
                           WHERE coalesce(g.nth <= capacities_[array_position(topics_, g.topic_no)], true)), '{}');
     END IF;
     IF keyed_ AND cardinality(ids) > 0 THEN
-        -- A key's place in v_keys stands for it below: arrays instead of joins, and one visit to each row.
+        -- A key's place in v_keys stands for it below: arrays instead of joins, and one visit to each row. The keys are read
+        -- in one scan of the index: ids of jobs that are claimed together are neighbours there.
+        SELECT array_agg(o.id ORDER BY o.id), array_agg(o.n::int ORDER BY o.id) INTO v_sorted, v_places
+          FROM unnest(ids) WITH ORDINALITY AS o(id, n);
         WITH asked AS MATERIALIZED (
-            SELECT o.id, o.n, k.topic_no, k.limit_key, dense_rank() OVER (ORDER BY k.topic_no, k.limit_key) AS k
-              FROM unnest(ids) WITH ORDINALITY AS o(id, n)
-             CROSS JOIN LATERAL (SELECT k.topic_no, k.limit_key FROM headgate.job_limit_keys k
-                                  WHERE k.tenant_no = tenant_ AND k.job_id = o.id LIMIT 1) AS k)
+            SELECT k.job_id AS id, v_places[width_bucket(k.job_id, v_sorted)] AS n, k.topic_no, k.limit_key,
+                   dense_rank() OVER (ORDER BY k.topic_no, k.limit_key) AS k
+              FROM headgate.job_limit_keys k WHERE k.tenant_no = tenant_ AND k.job_id = ANY (v_sorted))
         SELECT array_agg(a.id ORDER BY a.n), array_agg(a.k::int ORDER BY a.n),
                array_agg(a.nth::int ORDER BY a.n),
                array_agg(a.topic_no ORDER BY a.k) FILTER (WHERE a.nth = 1),

@@ -484,6 +484,7 @@ CREATE TABLE headgate.job_limit_keys (
     limit_key   text COLLATE "C" NOT NULL CHECK (length(limit_key) BETWEEN 1 AND 255),
     PRIMARY KEY (tenant_no, job_id)
 );
+ALTER TABLE headgate.job_limit_keys ALTER COLUMN tenant_no SET STATISTICS 0;   -- as for headgate.jobs
 -- Who waits for its key, in the order in which they will be let in. A row here is a blocked job that is due.
 CREATE TABLE headgate.limit_line (
     tenant_no   int NOT NULL,
@@ -495,6 +496,7 @@ CREATE TABLE headgate.limit_line (
     PRIMARY KEY (tenant_no, job_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
+ALTER TABLE headgate.limit_line ALTER COLUMN tenant_no SET STATISTICS 0;       -- as for headgate.jobs
 CREATE INDEX limit_line_order ON headgate.limit_line (topic_no, limit_key, rank_class, rank_at, job_id);
 -- What a limited topic (key '') and each key of a topic uses now. The row's lock is where those meet who change it.
 CREATE TABLE headgate.limit_usage (
