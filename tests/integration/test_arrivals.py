@@ -14,6 +14,7 @@ import pytest
 from headgate.dispatch.watermark import MAX_GAPS, Watermark
 from headgate.domain.backoff import BackoffKind, RetryPolicy
 from headgate.domain.keyrange import HIGHEST, LOWEST, KeyRanges
+from headgate.domain.limits import PRIORITY_MAX, PRIORITY_MIN
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack
 from headgate.store import control, dependencies, leases, topics, verbs
 from headgate.store.connect import Connection
@@ -376,6 +377,20 @@ async def test_a_job_handed_over_at_once_does_not_overtake_a_better_one(
     await queue.settle((job, epoch, Abandon()))
     await other.instance.submit()
     assert list((await other.worker.take()).ids) == [job]
+
+
+async def test_jobs_of_the_lowest_and_the_highest_priority_of_an_ageing_topic_arrive_together(queue: Queue) -> None:
+    # Their ranks are further apart than a bigint can say.
+    clock = await Clock.install(queue.db)
+    await queue.topic("mail")
+    await queue.db.execute("UPDATE headgate.topics SET ageing_step_us = 3600000000")
+    await queue.names.refresh(queue.db)
+    delay = timedelta(seconds=10)
+    (last,) = await queue.add(1, priority=PRIORITY_MIN, delay=delay)
+    (first,) = await queue.add(1, priority=PRIORITY_MAX, delay=delay)
+    await clock.advance(seconds=11)
+    assert len(await store_calls.promote(queue.db)) == 2
+    assert (await queue.claim(2)).ids == (first, last)
 
 
 # ---------------------------------------------------------------------- no function is left out

@@ -10,8 +10,9 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
                            count(*) FILTER (WHERE s.apart) OVER (PARTITION BY s.topic_no, s.rank_class ORDER BY s.rank_at
                                                                  ROWS UNBOUNDED PRECEDING) AS island
                       FROM (SELECT u.topic_no, u.rank_class, u.rank_at,
-                                   u.rank_at - lag(u.rank_at) OVER (PARTITION BY u.topic_no, u.rank_class ORDER BY u.rank_at)
-                                     > 10000 AS apart
+                                   -- No difference: that of two ranks of an ageing topic can be more than a bigint holds.
+                                   u.rank_at > 10000
+                                     + lag(u.rank_at) OVER (PARTITION BY u.topic_no, u.rank_class ORDER BY u.rank_at) AS apart
                               FROM unnest(topics_, classes_, ranks_) AS u(topic_no, rank_class, rank_at)) AS s) AS g
              GROUP BY g.topic_no, g.rank_class, g.island) AS i
      GROUP BY i.topic_no, i.rank_class, i.island * 64 / greatest(64, i.islands)
