@@ -7,7 +7,7 @@ bounded chunks, and the table is dropped. Every step can be repeated, so a run t
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 import asyncpg
@@ -170,7 +170,7 @@ async def _noted(db: Connection, oldest: str, wait: str) -> bool:
 async def _cleared(db: Connection, name: str, wait: str, *, most: int) -> tuple[int, int, bool]:
     """Delete what hangs on the jobs of a detached day: in how many chunks, of how many jobs, and whether it is done."""
     looked = 0
-    day = datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date()
+    day = date.fromisoformat(name[-8:])
     for used in range(most):
         with translating(writing=True):
             try:

@@ -265,7 +265,8 @@ def _rules(rows: Sequence[asyncpg.Record]) -> RetentionRules:
 
 
 def _day(text: str | None) -> date | None:
-    return None if text is None else datetime.strptime(text, "%Y%m%d").replace(tzinfo=UTC).date()
+    # Not strptime: it imports a module when it is first used, and that fails while no file descriptor is left.
+    return None if text is None else date.fromisoformat(text)
 
 
 def _words(rules: RetentionRules) -> dict[str, float]:
