@@ -36,6 +36,15 @@ LIFE_MIN: Final = timedelta(seconds=1)
 LIFE_MAX: Final = timedelta(days=3650)
 
 
+def check_life(span: timedelta) -> timedelta:
+    """Accept the life of a key. A life that is over already is refused: it must not become a key without an end."""
+    if not LIFE_MIN <= span <= LIFE_MAX:
+        raise InvalidInput(
+            "expires_in", f"must be from 1 second to {LIFE_MAX.days} days", hint="leave it out for a key without an end"
+        )
+    return span
+
+
 def new_key_id() -> str:
     """A new id."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(ID_CHARS))
@@ -104,8 +113,8 @@ class NewKey:
                 )
         else:
             check_tenant(self.tenant)
-        if self.expires_in is not None and not LIFE_MIN <= self.expires_in <= LIFE_MAX:
-            raise InvalidInput("expires_in", f"must be from 1 second to {LIFE_MAX.days} days")
+        if self.expires_in is not None:
+            check_life(self.expires_in)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

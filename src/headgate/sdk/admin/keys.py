@@ -5,10 +5,10 @@ from __future__ import annotations
 from builtins import list as list_of
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from headgate.domain.api_keys import OVERLAP_DEFAULT, check_key_id
+from headgate.domain.api_keys import OVERLAP_DEFAULT, check_key_id, check_life
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
@@ -65,7 +65,8 @@ class KeysAdmin:
     ) -> tuple[KeyInfo, str]:
         """Create a key; returns it and the key itself, which cannot be shown again.
 
-        `topics` may have patterns such as `orders.*`. `rates` are limits by class: `{"submit": "100/1s:200"}`.
+        `topics` may have patterns such as `orders.*`. `expires_in` is at least a second; without it the key does not
+        expire. `rates` are limits by class: `{"submit": "100/1s:200"}`.
         `tenant` is for tokens of the scope `system`.
         """
         answer = await self._connection.call(
@@ -76,7 +77,7 @@ class KeysAdmin:
                 limited_to_topics=topics is not None,
                 topics=[utf8_text(one, field="topics") for one in topics or ()],
                 tenant=utf8_text(tenant, field="tenant"),
-                expires_in_ms=0 if expires_in is None else delay_in_ms(expires_in, field="expires_in"),
+                expires_in_ms=0 if expires_in is None else _life_in_ms(expires_in),
                 rates=rates or {},
             ),
         )
@@ -112,6 +113,13 @@ class KeysAdmin:
         """End a key; what is open with it ends within five seconds, on every server."""
         request = pb.RevokeKeyRequest(id=check_key_id(key_id), reason=utf8_text(reason, field="reason"))
         return _info(await self._connection.call(REVOKE, request, about=("key", key_id)))
+
+
+def _life_in_ms(expires_in: Seconds) -> int:
+    """Milliseconds for the wire, where 0 is a key without an end: a life that is over must not become that."""
+    life = delay_in_ms(expires_in, field="expires_in")
+    check_life(timedelta(milliseconds=life))
+    return life
 
 
 def _info(one: pb.KeyInfo) -> KeyInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, Final
 
 import msgspec
@@ -13,9 +12,10 @@ from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, get, post
 from headgate.domain import limits
-from headgate.domain.api_keys import LIFE_MAX, OVERLAP_DEFAULT, KeyView
+from headgate.domain.api_keys import LIFE_MAX, LIFE_MIN, OVERLAP_DEFAULT, KeyView
 from headgate.domain.identity import Scope
 from headgate.domain.rate_limits import RateClass
+from headgate.domain.validation import to_ms
 
 TAG = ["keys"]
 _TOPICS: Final = rf"^(\*|{limits.TOPIC_PATTERN}\*?)$"
@@ -43,7 +43,7 @@ class NewKeyIn(Input, kw_only=True):
     ] = None
     tenant: Annotated[str, msgspec.Meta(description="Only for callers with the scope system.")] = ""
     expires_in_ms: Annotated[
-        Annotated[int, msgspec.Meta(ge=0, le=LIFE_MAX // timedelta(milliseconds=1))] | None,
+        Annotated[int, msgspec.Meta(ge=to_ms(LIFE_MIN), le=to_ms(LIFE_MAX))] | None,
         msgspec.Meta(description="At least a second. Default: it does not expire."),
     ] = None
     rates: Annotated[
@@ -111,7 +111,7 @@ async def create_key(request: ApiRequest, data: JSONBody[NewKeyIn]) -> KeyRespon
         scopes=data.scopes,
         topics=data.topics,
         tenant=data.tenant,
-        expires_in=span(data.expires_in_ms or None),
+        expires_in=span(data.expires_in_ms),
         rates=data.rates,
     )
     return KeyResponse(info=_info(view), key=key)
