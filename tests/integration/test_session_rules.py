@@ -246,3 +246,24 @@ async def test_a_tenant_opens_no_more_sessions_than_its_quota_but_who_holds_jobs
     rules.close(session, "left")
     await rules.open(replace(OURS, tenant="other"), Hello(worker_id="d"))
     await limits.close()
+
+
+async def test_the_quota_of_sessions_counts_plain_streams_and_workers_that_claim_by_calls(one: Instance) -> None:
+    limits = TenantLimits(TenantStore(one.store))
+    rules = replace(one.rules, admit=limits.check_session)
+    calls = WorkerCalls(rules)
+    changes = checked_quotas({"max_sessions": 3})
+    await TenantStore(one.store).set_quotas("acme", changes, actor="test", reason="")
+    await rules.open(OURS, Hello(worker_id="connected"))
+    await calls.open_stream(OURS, "plain", ["mail"], lease_seconds=60, max_in_flight=1)
+    for worker in ("pulls", "pulls"):  # its next call is no further worker
+        await calls.claim(OURS, worker, ["mail"])
+    full = r"has 3 of 3 .max_sessions: worker sessions"
+    with pytest.raises(QuotaExceeded, match=full):
+        await calls.claim(OURS, "pulls too", ["mail"])
+    with pytest.raises(QuotaExceeded, match=full):
+        await calls.open_stream(OURS, "plain too", ["mail"], lease_seconds=60, max_in_flight=1)
+    with pytest.raises(QuotaExceeded, match=full):
+        await rules.open(OURS, Hello(worker_id="connected too"))
+    await calls.claim(replace(OURS, tenant="other"), "pulls too", ["mail"])
+    await limits.close()

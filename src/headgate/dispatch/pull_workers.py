@@ -113,6 +113,11 @@ class PullWorkers:
         """The pull workers of a tenant."""
         return list(self._by_tenant.get(tenant_no, {}).values())
 
+    def others_of(self, session: WorkerSession) -> int:
+        """How many other workers of its tenant are known here by their calls."""
+        workers = self._by_tenant.get(session.tenant_no, {})
+        return sum(worker_id != session.worker_id for worker_id, _ in workers)
+
     def find(self, tenant_no: int, worker_id: str, subject: str) -> PullWorker | None:
         """The worker of this name and credential, if it was here lately. Counts as seen."""
         workers = self._by_tenant.get(tenant_no)

@@ -127,9 +127,8 @@ class SessionRules:
         session.client, session.clock_us = hello.client, hello.clock_us
         session.takes_stop, session.connected_before = True, min(hello.connected_ms, LONGEST_MS) / 1000
         self.sessions.check_capacity(session.tenant_no, hello.declared)
-        if self.admit is not None and not hello.declared:  # who holds jobs must not lose them to a quota
-            await self.admit(identity.tenant, lambda: self.sessions.others_of(session))
-            self.check_accepting()
+        if not hello.declared:  # who holds jobs must not lose them to a quota
+            await self.check_quota(session)
         session.declaring = hello.declared
         self.sessions.open(session)
         # Before the peer knows of it, and whatever comes of it: each session in the log begins, then ends.
@@ -162,6 +161,18 @@ class SessionRules:
         session = WorkerSession(identity, tenant_no, worker_id, self.now, lease_ms, incarnation)
         session.mark_seen()
         return session
+
+    async def check_quota(self, session: WorkerSession) -> None:
+        """Raises QuotaExceeded if the tenant has as many workers as it may have, with and without a connection.
+
+        The caller registers the session without waiting in between: others that come meanwhile must count it.
+        """
+        if self.admit is None:
+            return
+        await self.admit(
+            session.identity.tenant, lambda: self.sessions.others_of(session) + self.pulls.others_of(session)
+        )
+        self.check_accepting()
 
     def check_accepting(self) -> None:
         """Raises ShuttingDown."""

@@ -221,9 +221,10 @@ class WorkerCalls:
     async def open_stream(
         self, identity: Identity, worker_id: str, topics: Sequence[str], *, lease_seconds: int, max_in_flight: int
     ) -> WorkerSession:
-        """Open a plain stream: `max_in_flight` is its credit, which reported outcomes return."""
+        """Open a plain stream: `max_in_flight` is its credit, which reported outcomes return. Raises QuotaExceeded."""
         check_integer(max_in_flight, field="max_in_flight", low=1, high=MAX_CREDIT)
         session = await self._new_session(identity, worker_id, topics, lease_seconds)
+        await self._rules.check_quota(session)
         self._rules.sessions.open(session)
         demands, lease_ms = self._rules.demands, session.default_lease_ms
         session.return_credit = lambda count: demands.ask(session, session.topics, lease_ms, count)
@@ -248,13 +249,16 @@ class WorkerCalls:
         """Claim up to `count` jobs: those that are due, or the first that come within `wait_ms`. None: time is over.
 
         Jobs that do not fit into `most_bytes` go back at no cost. Without a wait it is over when a claim has looked. An
-        instance that stops answers those that wait with nothing. Raises Overloaded, ShuttingDown, TokenRevoked.
+        instance that stops answers those that wait with nothing. Raises Overloaded, QuotaExceeded (a worker that is
+        new here), ShuttingDown, TokenRevoked.
         """
         rules = self._rules
         check_integer(count, field="count", low=1, high=limits.CLAIM_MAX)
         check_integer(wait_ms, field="wait_ms", low=0, high=limits.CLAIM_WAIT_MAX_MS)
         session = await self._new_session(identity, worker_id, topics, lease_seconds)
         session.single_call = True
+        if rules.pulls.find(session.tenant_no, worker_id, identity.subject) is None:
+            await rules.check_quota(session)
         with rules.pulls.polling(session) as worker:
             rules.sessions.begin_call(session)
             try:
