@@ -28,6 +28,7 @@ from headgate.domain.errors import (
 )
 from headgate.domain.identity import Unauthenticated
 from headgate.domain.log_fields import REQUEST_ID
+from headgate.domain.validation import check_topic
 
 PAGE = Path(__file__).parents[2] / "docs/reference/errors.md"
 JOB = UUID("01890000-0000-7000-8000-000000000000")
@@ -104,7 +105,9 @@ def test_a_code_that_is_not_known_is_a_fault_of_the_server() -> None:
         (b'{"topic": "a"} x', "body", "trailing characters at line 1, column 16"),
         (b"[]", "body", "expected `object`, got `array`"),
         (b'{"topic": "a", "payload": ' + b"[" * 100_000, "body", "nested too deep"),
-        (b'{"topic": "\xff"}', "body", "is not UTF-8"),
+        (b'{"topic": "\xff"}', "body", "is not UTF-8: line 1, column 12"),
+        (b'{"topic": "a", "max_attempts": 0}', "max_attempts", "must be at least 1"),
+        (b'{"topic": "a", "priority": 2147483648}', "priority", "must be at most 2147483647"),
     ],
 )
 def test_a_body_that_is_refused_names_the_field_or_the_position(raw: bytes, field: str, words: str) -> None:
@@ -112,6 +115,31 @@ def test_a_body_that_is_refused_names_the_field_or_the_position(raw: bytes, fiel
         decoded(raw, NewJob)
     assert caught.value.field == field
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "limit"),
+    [
+        ({"tags": ["x"] * 100}, "tags", "20 elements"),
+        ({"key": "k" * 256}, "key", "255 characters"),
+        ({"headers": {str(no): "" for no in range(33)}}, "headers", "32 fields"),
+    ],
+)
+def test_a_body_over_a_limit_has_the_code_of_grpc_and_the_limit(
+    given: dict[str, object], field: str, limit: str
+) -> None:
+    with pytest.raises(TooLarge) as caught:
+        decoded(msgspec.json.encode({"topic": "a", **given}), NewJob)
+    found = problem_of(caught.value)
+    assert (found.status, found.code, found.field, found.limit) == (413, "too_large", field, int(limit.split()[0]))
+    assert found.detail == f"{field}: is over the limit of {limit}"
+
+
+def test_a_topic_that_is_refused_shows_the_whole_rule_and_in_a_batch_concerns_one_job() -> None:
+    jobs = decoded(b'{"jobs": [{"topic": "a"}, {"topic": ""}]}', NewJobs).jobs
+    assert [job.topic for job in jobs] == ["a", ""]  # the use case refuses it, in its receipt
+    with pytest.raises(InvalidInput, match="1 to 200 of A-Z a-z 0-9"):
+        check_topic(jobs[1].topic)
 
 
 def test_a_field_in_a_list_is_named_with_its_index() -> None:

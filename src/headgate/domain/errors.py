@@ -53,8 +53,10 @@ class TooLarge(InvalidInput):
 
     code = "too_large"
 
-    def __init__(self, field: str, *, size: int, limit: int, unit: str = "bytes", hint: str = "") -> None:
-        super().__init__(field, f"{size} {unit} is over the limit of {limit} {unit}", hint=hint)
+    def __init__(self, field: str, *, size: int | None, limit: int, unit: str = "bytes", hint: str = "") -> None:
+        """`size` None: it was not counted further than the limit."""
+        over = f"is over the limit of {limit} {unit}"
+        super().__init__(field, over if size is None else f"{size} {unit} {over}", hint=hint)
         self.size, self.limit, self.unit = size, limit, unit
 
 

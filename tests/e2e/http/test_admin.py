@@ -123,7 +123,7 @@ def test_a_resume_that_names_a_pause_ends_no_later_one(api: httpx.Client, topic:
 
 def test_a_pause_that_is_over_or_too_far_ahead_names_its_field_and_limit(api: httpx.Client, topic: str) -> None:
     submitted(api, topic)
-    for until, words in ((1, "is over already"), (-1, ">= 0"), (2**62, "<= 253402300799000000")):
+    for until, words in ((1, "is over already"), (-1, "at least 0"), (2**62, "at most 253402300799000000")):
         body = {"target": {"topic": topic}, "until_us": until}
         refused = problem(api.post("/v1/pause", json=body), 400, "invalid_input")
         assert words in refused["detail"]
@@ -249,13 +249,15 @@ def test_unknown_paths_methods_types_and_parameters_are_problems(api: httpx.Clie
     answer = api.delete("/v1/jobs")
     problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "GET, HEAD, OPTIONS, POST"
-    for headers in ({"content-type": "text/plain"}, {"content-type": "multipart/form-data"}, {}):
+    latin = {"content-type": "application/json; charset=latin-1"}
+    for headers in ({"content-type": "text/plain"}, {"content-type": "multipart/form-data"}, latin, {}):
         problem(api.post("/v1/jobs", content=b"{}", headers=headers), 415, "unsupported_media_type")
     assert problem(api.get("/v1/jobs", params={"limt": 1}), 400, "invalid_input")["hint"] == "did you mean limit?"
     assert problem(api.get("/v1/jobs", params={"limit": "x"}), 400, "invalid_input")["field"] == "limit"
     assert problem(api.get("/v1/jobs", params={"limit": 0}), 400, "invalid_input")["field"] == "limit"
     assert problem(api.get("/v1/jobs/abc"), 400, "invalid_input")["field"] == "job_id"
     assert problem(api.get("/v1/jobs?limit=1&limit=2"), 400, "invalid_input")["field"] == "limit"
+    assert problem(api.get("/v1/jobs?filter=topic:a&filter=topic:b"), 400, "invalid_input")["field"] == "filter"
     assert problem(api.post("/v1/jobs"), 400, "invalid_input")["field"] == "body"
     malformed = problem(api.post("/v1/jobs", content=b'{"topic": "a",}', headers=JSON), 400, "invalid_input")
     assert "line 1, column 14" in malformed["detail"]

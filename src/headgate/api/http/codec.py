@@ -61,8 +61,16 @@ Reason = Annotated[
 ]
 Priority = Annotated[int, msgspec.Meta(ge=limits.PRIORITY_MIN, le=limits.PRIORITY_MAX)]
 Attempts = Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_ATTEMPTS_LIMIT)]
+# Described here and checked by the use cases, whose errors have the whole rule; in a batch, for the one job alone.
 TopicName = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=limits.TOPIC_MAX_CHARS, pattern=f"^{limits.TOPIC_PATTERN}$")
+    str,
+    msgspec.Meta(
+        extra_json_schema={
+            "minLength": 1,
+            "maxLength": limits.TOPIC_MAX_CHARS,
+            "pattern": f"^{limits.TOPIC_PATTERN}$",
+        }
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
@@ -71,6 +72,11 @@ STATUS: Final = {
     "storage_full": 507,
 }
 """By code; a code that is not here is 500."""
+
+_BOUND: Final = re.compile(
+    r"Expected `(?P<kind>\w+)(?: \| null)?`(?P<length> of length)? (?P<sign>[<>]=) (?P<bound>\S+)"
+)
+_UNITS: Final = {"str": "characters", "array": "elements", "object": "fields"}
 
 
 class UnknownRoute(HeadgateError):
@@ -248,11 +254,25 @@ def translated(request: Request[Any, Any, Any], error: HTTPException) -> Headgat
             field = str(place.get("key", "body"))
             if field == "data":  # the name of the parameter that gets the body
                 return InvalidInput("body", "is missing", hint="send a JSON object")
-            return InvalidInput(field, _lowered(str(message)))
+            return refused_value(field, str(message))
         case HTTPException(status_code=status, detail=detail) if status < 500:
             return InvalidInput("request", _lowered(detail))
         case _:
             return Unexpected()
+
+
+def refused_value(field: str, problem: str) -> InvalidInput:
+    """What msgspec refuses about a value, with the code that gRPC sends for it, and its limit."""
+    found = _BOUND.fullmatch(problem)
+    if found is None:
+        return InvalidInput(field, _lowered(problem))
+    bound, most = found["bound"].removesuffix(".0"), found["sign"] == "<="
+    if not found["length"]:
+        return InvalidInput(field, f"must be at {'most' if most else 'least'} {bound}")
+    unit = _UNITS.get(found["kind"], "elements")
+    if most:
+        return TooLarge(field, size=None, limit=int(bound), unit=unit)
+    return InvalidInput(field, f"must have at least {bound} {unit}")
 
 
 def _lowered(text: str) -> str:

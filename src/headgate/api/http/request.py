@@ -14,7 +14,7 @@ from litestar.datastructures import State
 
 from headgate.api.errors import RequestTimeout
 from headgate.api.http.auth import Admission
-from headgate.api.http.problems import UnsupportedMediaType
+from headgate.api.http.problems import UnsupportedMediaType, refused_value
 from headgate.api.use_cases import UseCases
 from headgate.domain import limits
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
@@ -91,9 +91,11 @@ class ApiRequest(Request[Identity, Admission, State]):
         raw, self._raw = await self.body(), b""
         if (encoding := self.headers.get("content-encoding", "identity")) != "identity":
             raise UnsupportedMediaType(f"compressed ({encoding})")
-        media_type = self.content_type[0].lower()
-        if media_type != "application/json" and not media_type.endswith("+json"):
-            raise UnsupportedMediaType(media_type)
+        media_type, parameters = self.content_type
+        if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
+            raise UnsupportedMediaType(media_type.lower())
+        if (charset := parameters.get("charset", "utf-8").lower()) not in ("utf-8", "utf8"):
+            raise UnsupportedMediaType(f"{media_type.lower()} in {charset}")
         field = self.route_handler.parsed_data_field
         return None if field is None else decoded(raw, field.annotation)
 
@@ -130,8 +132,8 @@ def decoded(raw: bytes, kind: Any) -> Any:
         _refuse_text(raw, str(error))
     except RecursionError:
         raise InvalidInput("body", "is nested too deep") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput("body", f"is not UTF-8: {_position(raw, error.start)}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput("body", f"is not UTF-8: {_position(raw, _not_utf8_at(raw))}") from None
 
 
 def _refuse_value(text: str) -> NoReturn:
@@ -143,7 +145,7 @@ def _refuse_value(text: str) -> NoReturn:
         ) from None
     if missing := _MISSING.fullmatch(problem):
         raise InvalidInput(f"{path}.{missing['name']}".lstrip("."), "is missing") from None
-    raise InvalidInput(path or "body", problem[:1].lower() + problem[1:]) from None
+    raise refused_value(path or "body", problem) from None
 
 
 def _refuse_text(raw: bytes, text: str) -> NoReturn:
@@ -153,6 +155,15 @@ def _refuse_text(raw: bytes, text: str) -> NoReturn:
     # Of trailing characters, msgspec counts the first one as read.
     at = int(found["byte"]) - found["problem"].startswith("trailing")
     raise InvalidInput("body", f"is not JSON: {found['problem']} at {_position(raw, at)}") from None
+
+
+def _not_utf8_at(raw: bytes) -> int:
+    """Where the body is not UTF-8: the position that msgspec gives counts from the beginning of a text in it."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return 0
 
 
 def _position(raw: bytes, at: int) -> str:
