@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from headgate.cli import main
+from headgate.cli.configured import configuration
+from headgate.cli.doctor import check_options
+from headgate.domain.diagnosis import Level
 from tests.catalogue.conftest import Env
 from tests.support.server import HEADGATE, clean_environ
 
@@ -139,6 +142,43 @@ def test_a_setting_that_cannot_be_used_is_named_and_nothing_starts(
     assert "Traceback" not in err
     assert "s3cret" not in err
     assert [word for word in says if word not in error] == [], error
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[server]\n\nrates = "submit=fast"\n', "headgate.toml:3: server.rates.submit: is not a rate"),
+        ('[server]\nrates = "sbmit=1/1s"\n', "headgate.toml:2: server.rates: has no class 'sbmit'"),
+        ('[server]\nwebhook_allow = ["home"]\n', "headgate.toml:2: server.webhook_allow: 'home' is not a network"),
+        ('[server]\nwebhook_ports = "a"\n', "headgate.toml:2: server.webhook_ports: 'a' is not a port"),
+        ("[server]\nprocesses = 0\n", "headgate.toml:2: server.processes: is 0"),
+        ('[server]\njwt_issuers = "no.json"\n', "headgate.toml:2: server.jwt_issuers: no.json cannot be read"),
+        ('[server]\nlease = "2s"\nreconnect_grace = "5s"\n', "headgate.toml:3: server.reconnect_grace: 5 s is not"),
+    ],
+)
+def test_what_only_a_server_can_judge_is_refused_with_its_line_and_by_doctor_as_well(
+    text: str, says: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("HEADGATE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", NOWHERE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headgate.server.Server.start", _never)
+    Path("headgate.toml").write_text(text)
+    assert main(["serve"]) == 78
+    assert f"error: {says}" in capfd.readouterr().err
+    found = check_options(configuration({}))
+    assert (found.level, found.found.startswith(says)) == (Level.FAIL, True), found
+
+
+def test_what_only_a_server_can_judge_is_refused_with_its_variable(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_DATABASE_URL", NOWHERE)
+    monkeypatch.setattr("headgate.server.Server.start", _never)
+    monkeypatch.setenv("HEADGATE_RATES", "submit=fast")
+    assert main([*SERVE]) == 78
+    assert "error: HEADGATE_RATES.submit: is not a rate" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--tls-key"])

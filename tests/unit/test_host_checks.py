@@ -89,6 +89,17 @@ def test_a_certificate_with_another_key_fails(certificate: tuple[Path, Path], tm
     assert check_certificate(None, None, now=utc_now).level is Level.SKIP
 
 
+def test_half_of_what_tls_needs_fails_as_a_server_does(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    chain, key = certificate
+    for given in ((chain, None), (None, key), (None, None, chain)):
+        found = check_certificate(*given, now=utc_now)
+        assert (found.level, "--tls-cert" in found.fix) == (Level.FAIL, True)
+    at = utc_now()
+    assert check_certificate(chain, key, tmp_path / "missing.pem", now=lambda: at).found.startswith(
+        str(tmp_path / "missing.pem")
+    )
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"), [(None, Level.SKIP), (100, Level.FAIL), (1_024, Level.WARN), (65_536, Level.OK)]
 )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from headgate.domain.errors import InvalidInput
 from headgate.ops.configuration import Configuration, read_configuration, unknown_variables
 from headgate.ops.logs import LogFormat
 from headgate.ops.setting import Kind, Setting
@@ -45,7 +46,11 @@ def configured(
             flags = {one.name: given.pop(one.flag_name or one.name, None) for one in settings}
             if (server := given.get("server")) is not None:  # its flags have --config
                 flags["config"] = server.config or None
-            function(*args, **given, config=configuration(flags, names=_used(command, reads_also)))
+            config = configuration(flags, names=_used(command, reads_also))
+            try:
+                function(*args, **given, config=config)
+            except InvalidInput as error:
+                raise config.located(error) from error
 
         run.__doc__, run.__module__ = function.__doc__, function.__module__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # read by the parser

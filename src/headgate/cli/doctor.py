@@ -39,6 +39,7 @@ from headgate.ops.diagnosis import (
     utc_now,
 )
 from headgate.ops.exposure import is_loopback
+from headgate.ops.supervisor import check_processes
 from headgate.store import diagnosis
 from headgate.store.connect import Connection, connect
 from headgate.store.dispatch_store import DispatchStore
@@ -50,6 +51,8 @@ _DATABASE_CHECKS: Final = (
     *("durability", "standby", "clock", "migrations", "role", "tenants", "connections", "vacuum", "snapshots", "disk"),
     "pooler",
 )
+
+_UNREACHABLE: Final = "check the address, and that PostgreSQL is running"
 
 
 @configured("doctor", reads_also="serve")
@@ -120,7 +123,7 @@ def host_findings(config: Configuration) -> list[Finding]:
         else check_port("http", host, http_port, setting="--http-port", is_headgate=http),
         check_secret_file("tokens", config.path("tokens")),
         check_secret_file("tls key", config.path("tls_key")),
-        check_certificate(certificate, config.path("tls_key"), now=utc_now),
+        check_certificate(certificate, config.path("tls_key"), config.path("tls_client_ca"), now=utc_now),
         check_files(open_files_limit()),
     ]
 
@@ -131,8 +134,10 @@ def check_options(config: Configuration) -> Finding:
 
     try:
         Server(ServerOptions(database_url="postgresql://", **config.server_options()))  # type: ignore[arg-type]
+        check_processes(config.integer("processes"))
     except InvalidInput as error:
-        return fail("options", f"{error.field}: {error.problem}", fix=error.hint or "see the finding")
+        found = config.located(error)
+        return fail("options", f"{found.field}: {found.problem}", fix=found.hint or "see the finding")
     return ok("options", "a server would start with them")
 
 
@@ -149,7 +154,9 @@ async def database_findings(config: Configuration) -> list[Finding]:
         async with chosen_database(config.database_url, data=config.data) as database:
             return [finding async for finding in _of_database(database, config)]
     except HeadgateError as error:
-        hint = error.hint if isinstance(error, InvalidInput) else "check the address, and that PostgreSQL is running"
+        hint = error.hint if isinstance(error, InvalidInput) else _UNREACHABLE
+        if "does not exist" in str(error):  # PostgreSQL answers, and has no database or role of this name
+            hint = "correct the database URL, or create it: CREATE ROLE … LOGIN; CREATE DATABASE … OWNER …;"
         return [fail("database", str(error), fix=hint), *(skip(name, "no database") for name in _DATABASE_CHECKS)]
 
 

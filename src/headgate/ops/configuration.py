@@ -150,6 +150,18 @@ class Configuration:
         """The keys whose values are masked."""
         return Redaction.of(self.names("redact"))
 
+    def located(self, error: InvalidInput) -> InvalidInput:
+        """An error about a setting, named by its flag, with the place that the value is from: its line, its variable.
+
+        Values that only a server can judge are refused after they were read: networks, rates, files.
+        """
+        flag, _, part = error.field.partition(".")
+        found = next((one for one in self.values.values() if one.setting.flag == flag), None)
+        if found is None or found.origin not in (Origin.FILE, Origin.ENVIRONMENT):
+            return error
+        name = f"{found.where}: {found.setting.path}" if found.origin is Origin.FILE else found.where
+        return InvalidSetting(f"{name}.{part}" if part else name, error.problem, hint=error.hint)
+
     def server_options(self) -> dict[str, object]:
         """The fields of ServerOptions that settings decide, without the database."""
         found = {

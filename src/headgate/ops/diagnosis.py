@@ -80,12 +80,26 @@ def check_secret_file(name: str, path: Path | None) -> Finding:
     return ok(check, f"{path} is private")
 
 
-def check_certificate(certificate: Path | None, key: Path | None, *, now: Callable[[], datetime]) -> Finding:
-    """The certificate fits its key, is valid now, and stays so for a while."""
-    if certificate is None or key is None:
+def check_certificate(
+    certificate: Path | None, key: Path | None, client_ca: Path | None = None, *, now: Callable[[], datetime]
+) -> Finding:
+    """The certificate fits its key, is valid now, and stays so for a while; the authority of clients can be read."""
+    if certificate is None and key is None and client_ca is None:
         return skip("certificate", "TLS is not configured")
+    if certificate is None or key is None:
+        return fail(
+            "certificate",
+            "of --tls-cert and --tls-key only one is given" if certificate or key else "--tls-client-ca is given alone",
+            fix="pass --tls-cert and --tls-key, or no file of TLS at all",
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except OSError as error:
+        return fail("certificate", f"{client_ca} cannot be used ({error})", fix="pass a PEM file of authorities")
+    try:
+        context.load_cert_chain(certificate, key)
         begins, ends = _validity(certificate)
     except (OSError, ValueError) as error:
         return fail(
