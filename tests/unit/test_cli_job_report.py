@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from headgate.cli.job_report import JobReport
 from headgate.domain.redaction import Redaction
@@ -33,24 +35,45 @@ def failed(attempt: int, trace: str) -> JobEvent:
     )
 
 
-def test_an_equal_traceback_of_several_attempts_is_shown_once() -> None:
-    info = JobInfo(
-        id=new_id_maker().next_id(),
-        tenant="acme",
-        topic="pay",
-        state="dead",
-        priority=0,
-        attempt=4,
-        max_attempts=4,
-        cancel_requested=False,
-        worker="w-1",
-        created_at=NOON,
-        run_at=None,
-        claimed_at=NOON,
-        lease_until=None,
-        finished_at=NOON,
-        last_error="Error: no",
+def job(**more: Any) -> JobInfo:
+    known = {
+        "id": new_id_maker().next_id(),
+        "tenant": "acme",
+        "topic": "pay",
+        "state": "dead",
+        "priority": 0,
+        "attempt": 4,
+        "max_attempts": 4,
+        "cancel_requested": False,
+        "worker": "w-1",
+        "created_at": NOON,
+        "run_at": None,
+        "claimed_at": NOON,
+        "lease_until": None,
+        "finished_at": NOON,
+        "last_error": "Error: no",
+    }
+    return JobInfo(**(known | more))
+
+
+def test_secrets_are_masked_in_headers_progress_and_reasons() -> None:
+    secret = "hunter2"
+    info = job(
+        state="running",
+        headers={"authorization": f"Bearer {secret}", "note": f"password={secret}", "kind": "plain"},
+        progress=(1, 2, f"token={secret} is used"),
+        last_error=f"api_key={secret}",
     )
+    nacked = replace(failed(1, ""), kind="nacked", error_type="", error_message="", reason=f"token={secret}")
+    report = JobReport(info=info, events=[nacked], redaction=Redaction())
+    for text in ("\n".join(report.lines(full=True)), repr(report.fields())):
+        assert "token=••• is used" in text
+        assert secret not in text
+    assert report.fields()["headers"] == {"authorization": "•••", "note": "password=•••", "kind": "plain"}
+
+
+def test_an_equal_traceback_of_several_attempts_is_shown_once() -> None:
+    info = job()
     events = [failed(1, BANK), failed(2, CARD), failed(3, BANK), failed(4, BANK)]
     lines = list(JobReport(info=info, events=events, redaction=Redaction()).lines(full=True))
     text = "\n".join(lines)

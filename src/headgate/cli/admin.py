@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Final
 
@@ -10,7 +11,7 @@ from cyclopts import Parameter
 
 from headgate.cli import output as out
 from headgate.cli import values
-from headgate.cli.connection import with_client
+from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import show_list
 from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Since, Watch
 from headgate.cli.output import Columns, print_one, when
@@ -94,7 +95,7 @@ def audit_command(
 ) -> None:
     """Show the audit log, newest entry first. Changes of a single job are in its history: headgate job events."""
     start, end = _past(since, field="--since"), _past(until, field="--until")
-    older, all_tenants = 0, False
+    older, all_tenants, redaction = 0, False, redaction_of(server)
 
     async def read(hg: Headgate) -> list[AuditEntry]:
         nonlocal older, all_tenants
@@ -102,7 +103,7 @@ def audit_command(
             before=before, limit=limit, actor=actor, verb=verb, target=target, since=start, until=end
         )
         older, all_tenants = found.next_before, found.all_tenants
-        return found
+        return [replace(one, reason=redaction.masked_text(one.reason)) for one in found]
 
     show_list(
         server,

@@ -39,7 +39,8 @@ def events_command(
         count = 0
         async for one in hg.admin.events(topics=_parts(topic), kinds=_parts(kind), job_ids=ids, after=after):
             if isinstance(one, Event):
-                one = replace(one, error_message=redaction.masked_text(one.error_message))
+                mask = redaction.masked_text
+                one = replace(one, error_message=mask(one.error_message), reason=mask(one.reason))
             if output == "json":
                 found.append(one)
             else:

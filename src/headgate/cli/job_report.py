@@ -86,6 +86,8 @@ class JobReport:
             "payload": self.redaction.shown(self.info.payload),
             "result": self.redaction.shown(self.info.raw_result),
             "last_error": self.redaction.masked_text(self.info.last_error),
+            "headers": self.redaction.masked_headers(self.info.headers),
+            "progress": self._progress(),
             "attempts": [asdict(one) for one in self.attempts()],
         }
         del found["raw_result"]
@@ -105,6 +107,12 @@ class JobReport:
                 yield f"{len(attempts) - len(shown)} earlier attempts; --full shows them"
         if full:
             yield from _tracebacks(attempts)
+
+    def _progress(self) -> tuple[int, int, str] | None:
+        if self.info.progress is None:
+            return None
+        done, total, message = self.info.progress
+        return done, total, self.redaction.masked_text(message)
 
     def _details(self, *, full: bool) -> Iterator[tuple[str, object]]:
         info = self.info
@@ -128,8 +136,9 @@ class JobReport:
             cancel = "  (cancel requested)" if info.cancel_requested else ""
             yield "lease", f"until {when(info.lease_until, milliseconds=True)}{cancel}"
         yield "finished", when(info.finished_at, milliseconds=True)
-        if info.progress is not None and info.state not in ("completed", "cancelled"):
-            yield "progress", progress_text(info.progress)
+        progress = self._progress()
+        if progress is not None and info.state not in ("completed", "cancelled"):
+            yield "progress", progress_text(progress)
         # A job that has completed has no error; its failed attempts are in the table below.
         if info.last_error and info.state != "completed":
             trace = any(one.traceback for one in self.attempts())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Self
@@ -46,6 +46,11 @@ class Redaction:
     def masked(self, value: object) -> object:
         """A copy of a JSON value with the values of secret keys replaced, at any depth."""
         return _masked(value, tuple(map(_plain, self.names)))
+
+    def masked_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Headers of a job with the values of secret names replaced, and what their texts have as name and value."""
+        names = tuple(map(_plain, self.names))
+        return {name: MASK if _is_secret(name, names) else self.masked_text(value) for name, value in headers.items()}
 
     def shown(self, body: bytes) -> object:
         """A payload or a result as a JSON value, masked; as text if it is not JSON; None if it is empty.

@@ -121,6 +121,7 @@ def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
     bars, left_out = ([], 0) if before else bars_of(timeline_of(job, now=now))
     past = replace(job, claimed_at=None) if before else job  # without the attempt of now
     error = redaction.masked_text(job.last_error or "")
+    texts = {name: redaction.masked_text(value) for name, value in job.headers.items()}
     return JobPage(
         job=job,
         now=now,
@@ -129,11 +130,11 @@ def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
         attempts=_shown(attempts_of(past), redaction),
         payload=payload,
         result=result,
-        progress=_progress(job, now),
+        progress=_progress(job, now, redaction),
         events=[_masked_event(event, redaction) for event in reversed(job.events)],
         raw=raw_of(job, redaction),
         error="" if job.state is State.COMPLETED else error,
-        metadata=body_of(json.dumps(dict(job.headers)).encode(), redaction),
+        metadata=body_of(json.dumps(texts).encode(), redaction),
         before=before,
     )
 
@@ -164,7 +165,7 @@ def _shown(attempts: Sequence[Attempt], redaction: Redaction) -> list[Shown]:
         same = bool(one.traceback) and first != one.number
         found.append(
             Shown(
-                attempt=one,
+                attempt=replace(one, reason=redaction.masked_text(one.reason)),
                 error=redaction.masked_text(error),
                 trace=() if same else folded(redaction.masked_text(one.traceback)),
                 same_as=first if same else 0,
@@ -173,18 +174,20 @@ def _shown(attempts: Sequence[Attempt], redaction: Redaction) -> list[Shown]:
     return found
 
 
-def _progress(job: JobView, now: datetime) -> ProgressView | None:
+def _progress(job: JobView, now: datetime, redaction: Redaction) -> ProgressView | None:
     if not job.progress or job.state in (State.COMPLETED, State.CANCELLED):
         return None
     found = job_info(job).progress
     if found is None:
         return None
     at = from_unix_us(found.at_us)
-    return ProgressView(done=found.done, total=found.total, message=found.message, at=at, stale=now - at > STALE_AFTER)
+    said = redaction.masked_text(found.message)
+    return ProgressView(done=found.done, total=found.total, message=said, at=at, stale=now - at > STALE_AFTER)
 
 
 def _masked_event(event: JobEvent, redaction: Redaction) -> JobEvent:
-    return replace(event, error_message=redaction.masked_text(event.error_message or ""))
+    mask = redaction.masked_text
+    return replace(event, error_message=mask(event.error_message or ""), reason=mask(event.reason or ""))
 
 
 def raw_of(job: JobView, redaction: Redaction) -> Any:
@@ -193,6 +196,10 @@ def raw_of(job: JobView, redaction: Redaction) -> Any:
     for event in bare.events:
         event.error_message = redaction.masked_text(event.error_message)
         event.error_trace = redaction.masked_text(event.error_trace)
+        event.reason = redaction.masked_text(event.reason)
+    if bare.progress is not None:
+        bare.progress.message = redaction.masked_text(bare.progress.message)
+    bare.headers = redaction.masked_headers(bare.headers)
     found: dict[str, Any] = msgspec.to_builtins(bare)
     for name, body in (("payload", job.payload), ("result", job.result)):
         shown = body_of(body, redaction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
@@ -41,6 +42,8 @@ async def list_audit(
         until=_moment(until, field="until"),
     )
     found = await request.cases.admin.audit(request.caller, before=before, limit=ROWS, wanted=wanted)
+    mask = request.cases.redaction.masked_text
+    found = replace(found, entries=[replace(one, reason=mask(one.reason)) for one in found.entries])
     given = {"actor": actor, "verb": verb, "target": target, "since": since, "until": until}
     return request.render(
         "audit/index.html",

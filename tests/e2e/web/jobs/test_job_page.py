@@ -48,6 +48,28 @@ def test_the_page_tells_the_story_of_a_job_newest_attempt_first(web: Visit, api:
     assert f"/v1/jobs/{one}/redrive" in page
 
 
+def test_secrets_are_masked_in_headers_progress_and_reasons(web: Visit, api: httpx.Client, topic: str) -> None:
+    (one,) = submitted(api, topic, headers={"authorization": "Bearer hunter2", "note": "password=hunter2"})
+    (job,) = claimed(api, topic)
+    named = {"epoch": job["epoch"], "worker_id": "w-1"}
+    beat = named | {"progress": {"done": 26, "total": 50, "message": "token=hunter2 is used"}}
+    assert api.post(f"/v1/jobs/{one}/heartbeat", json=beat).status_code == 200
+    until(lambda: 'value="26" max="50"' in web.get(f"/ui/jobs/{one}").text, "the progress is written")
+    page = web.get(f"/ui/jobs/{one}")
+    assert "token=••• is used" in text_of(page)
+    assert "hunter2" not in page.text
+    nack = named | {"delay_ms": 3_600_000, "reason": "api_key=hunter2 is refused"}
+    assert api.post(f"/v1/jobs/{one}/nack", json=nack).status_code == 200
+    page = web.get(f"/ui/jobs/{one}")
+    assert "api_key=••• is refused" in text_of(page)
+    assert "hunter2" not in page.text
+    paused = {"target": {"topic": topic}, "reason": "password=hunter2 leaked"}
+    assert api.post("/v1/pause", json=paused).status_code == 200
+    audit = web.get(f"/ui/audit?target={topic}")
+    assert "password=••• leaked" in text_of(audit)
+    assert "hunter2" not in audit.text
+
+
 def test_progress_is_shown_with_its_message(web: Visit, api: httpx.Client, topic: str) -> None:
     (one,) = submitted(api, topic)
     (job,) = claimed(api, topic)
