@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from headgate.api.http.auth import Admission, Guard
 from headgate.api.http.request import ApiRequest
@@ -13,6 +16,8 @@ from headgate.control.auth import AllowAll
 from headgate.control.failed_logins import FailedLogins
 from headgate.control.permissions import RULES
 from headgate.control.rate_limits import RateLimits
+from headgate.domain import limits
+from headgate.domain.errors import Overloaded
 from headgate.domain.identity import Identity, Scope
 
 CALLER = Identity(tenant="acme", subject="ana", scopes=frozenset(Scope))
@@ -47,3 +52,27 @@ def test_the_bound_of_bodies_holds_however_many_credentials_there_are() -> None:
         guard._bodies_of(str(number))
     assert guard._bodies_of("ours") is ours
     assert len(guard._bodies) == 1, "without a request, nothing is kept"
+
+
+async def test_a_credential_has_a_bounded_number_of_bodies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TURN_WITHIN", timedelta(seconds=0.01))
+    bodies = asyncio.Semaphore(1)
+    rule = RULES["/headgate.v1.ProducerService/Submit"]
+    reads = 0
+
+    async def receive() -> Any:
+        nonlocal reads
+        reads += 1
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    def request() -> ApiRequest:
+        auth = Admission(AllowAll(), rule, bodies)
+        scope: Any = {"type": "http", "headers": [], "auth": auth, "user": CALLER}
+        return ApiRequest(scope, receive)
+
+    async with bodies:  # as another request, whose body has not arrived yet
+        with pytest.raises(Overloaded, match="too many requests with this token are incomplete"):
+            await request().body()
+        assert reads == 0
+    assert await request().body() == b"{}"
+    assert not bodies.locked(), "a turn ends with the body"

@@ -25,6 +25,7 @@ from headgate.domain.webhooks import (
     Verdict,
     WebhookSpec,
     body_of,
+    check_overlap,
     event_names,
     events_of,
     headers_of,
@@ -235,3 +236,11 @@ def test_patterns_are_literal_but_for_the_star() -> None:
     assert like_patterns(()) == ["%"]
     assert like_patterns(("mail", "*")) == ["%"]
     assert like_patterns(("a_b.*", "mail")) == ["a\\_b._%", "mail"]
+
+
+@pytest.mark.parametrize("overlap", [timedelta(days=7, seconds=1), timedelta(seconds=-1), 60])
+def test_a_previous_secret_signs_for_a_week_at_most(overlap: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_overlap(overlap)
+    assert caught.value.field == "overlap"
+    assert check_overlap(timedelta(days=7)) == timedelta(days=7)
