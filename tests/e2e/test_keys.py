@@ -309,8 +309,10 @@ async def test_keys_and_rate_limits_are_the_same_over_http(running: Running, adm
     assert 3_000 < int(headers["Retry-After"]) <= 3_600
     jobs = {"jobs": [{"topic": f"mail-{uuid4()}"}] * 2}
     assert (await call("POST", "/v1/jobs/batch", key, jobs))[0] < 300
-    status, _, problem = await call("POST", "/v1/jobs/batch", key, jobs)
-    assert (status, problem["code"]) == (429, "rate_limited")
+    for refused, body in (("/v1/jobs/batch", jobs), ("/v1/jobs", jobs["jobs"][0])):
+        status, headers, problem = await call("POST", refused, key, body)
+        assert (status, problem["code"]) == (429, "rate_limited")
+        assert 1_500 < int(headers["Retry-After"]) <= 3_600
     status, _, rotated = await call("POST", f"{path}/rotate", admin.token, {})
     assert (status, rotated["key"] != key) == (200, True)
     status, _, ended = await call("POST", f"{path}/revoke", admin.token, {"reason": "test"})
