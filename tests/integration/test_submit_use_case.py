@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,10 +12,13 @@ from uuid import UUID
 import pytest
 
 from headgate.control.submit import SubmitResult, Submits
+from headgate.control.tenant_limits import TenantLimits
 from headgate.domain import limits
 from headgate.domain.errors import Conflict, HeadgateError, InvalidInput, TooLarge
 from headgate.domain.identity import PermissionDenied
 from headgate.domain.states import State, SubmitReceipt
+from headgate.domain.tenants import TenantRateLimited
+from headgate.domain.topic_limits import Rate
 from tests.support.dispatch_waits import SOON
 from tests.support.dispatching import Instance
 from tests.support.drafts import Draft, PlainDrafts, caller_of, read_draft
@@ -53,6 +56,47 @@ async def framed(
 
 def ids(count: int) -> list[bytes]:
     return [new_id().bytes for _ in range(count)]
+
+
+class Counted(TenantLimits):
+    """A tenant whose rate permits a number of jobs."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def take(self, tenant: str, count: int) -> None:
+        if count > self.left:
+            raise TenantRateLimited(tenant, rate=Rate(count=1, period=timedelta(seconds=1)), retry_after_ms=1_000)
+        self.left -= count
+
+
+async def test_the_rate_of_a_tenant_counts_every_way_to_submit_and_a_refusal_stores_nothing(one: Instance) -> None:
+    caller, limited = caller_of(one.tenant), Counted(6)
+    use: Submits[Any, Any] = Submits(one.store, one.submitter, make_id=new_id, tenants=limited)
+    answered = asyncio.get_running_loop().create_future()
+
+    async def by_frame() -> None:
+        plain = PlainDrafts(ids=ids(2), payloads=[b"a", b"b"])
+        sent = {"done": answered.set_result, "failed": answered.set_exception}
+        await use.frame(caller, plain, [Draft()], read_draft, use.stream_account(), **sent)
+
+    def by_call() -> Awaitable[object]:
+        return use.one(caller, Draft(), read_draft, plain=False)
+
+    def by_calls() -> Awaitable[object]:
+        return use.many(caller, [Draft(), Draft()], read_draft, atomic=False)
+
+    async with asyncio.timeout(SOON.total_seconds()):
+        await by_call()
+        await by_calls()
+        await by_frame()
+        await answered
+        assert limited.left == 0
+        for submit in (by_call, by_calls, by_frame):
+            with pytest.raises(TenantRateLimited):
+                await submit()
+    assert (await one.states())[State.PENDING] == 6
 
 
 async def test_a_frame_is_answered_with_what_was_not_created_under_the_id_it_was_sent_with(one: Instance) -> None:
