@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.http.conftest import OTHER, SYSTEM, THIRD_ADMIN, Client
+from tests.e2e.http.conftest import LIMITED, OTHER, SYSTEM, THIRD_ADMIN, Client
 from tests.e2e.http.test_jobs import JSON, problem, submitted
 from tests.support.server import ServerProcess
 
@@ -184,6 +184,23 @@ def test_occurrences_of_a_timing_are_previewed(api: httpx.Client) -> None:
 
 
 # ---------------------------------------------------------------------- workers, retention, audit, health
+
+
+def test_a_token_for_some_topics_moves_and_schedules_nothing_to_others(as_: Client) -> None:
+    limited = as_(LIMITED)  # the topic mail
+    one = submitted(limited, "mail")
+    bulk = {"verb": "move", "filter": "topic:mail", "topic": "pay", "reason": "test"}
+    spec = {"topic": "pay", "timing": {"every": {"interval_ms": 3_600_000}}}
+    for answer in (
+        limited.post("/v1/bulk", json=bulk),
+        limited.post("/v1/bulk/preview", json=bulk),
+        limited.post(f"/v1/jobs/{one}/move", json={"topic": "pay"}),
+        limited.post("/v1/jobs/move", json={"ids": [one], "topic": "pay"}),
+        limited.put("/v1/schedules/not-ours", json={"spec": spec}),
+    ):
+        assert "pay" in problem(answer, 403, "permission_denied")["detail"]
+    assert limited.get(f"/v1/jobs/{one}").json()["topic"] == "mail"
+    problem(limited.get("/v1/schedules/not-ours"), 404, "not_found")
 
 
 def test_a_worker_is_quiet_wherever_it_connects(api: httpx.Client, as_: Client) -> None:
