@@ -142,6 +142,15 @@ def test_a_topic_that_is_refused_shows_the_whole_rule_and_in_a_batch_concerns_on
         check_topic(jobs[1].topic)
 
 
+def test_what_is_wrong_with_a_retry_policy_is_named_as_in_the_body() -> None:
+    retry = {"kind": "exponential", "base_ms": 1_000, "cap_ms": 10}
+    job = decoded(msgspec.json.encode({"topic": "a", "retry": retry}), NewJob)
+    assert job.retry is not None
+    with pytest.raises(InvalidInput, match="from 1000 to") as caught:
+        job.retry.policy()
+    assert caught.value.field == "retry.cap_ms"
+
+
 def test_a_field_in_a_list_is_named_with_its_index() -> None:
     with pytest.raises(InvalidInput, match=r"^jobs\[1\]\.priority: "):
         decoded(b'{"jobs": [{"topic": "a"}, {"topic": "a", "priority": 1.5}]}', NewJobs)

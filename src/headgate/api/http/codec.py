@@ -195,12 +195,16 @@ class RetryPolicyIn(Input, kw_only=True):
     def policy(self) -> RetryPolicy:
         """The policy; raises InvalidInput."""
         default = RetryPolicy()
-        return RetryPolicy(
-            kind=BackoffKind[self.kind.upper()],
-            base_ms=default.base_ms if self.base_ms is None else self.base_ms,
-            cap_ms=default.cap_ms if self.cap_ms is None else self.cap_ms,
-            delays_ms=tuple(self.delays_ms),
-        )
+        try:
+            return RetryPolicy(
+                kind=BackoffKind[self.kind.upper()],
+                base_ms=default.base_ms if self.base_ms is None else self.base_ms,
+                cap_ms=default.cap_ms if self.cap_ms is None else self.cap_ms,
+                delays_ms=tuple(self.delays_ms),
+            )
+        except InvalidInput as error:  # by the name that the field has here, in all bodies
+            field = error.field.removeprefix("policy.")
+            raise InvalidInput(f"retry.{field}", error.problem, hint=error.hint) from None
 
 
 class RetryPolicyOut(Output, kw_only=True):
