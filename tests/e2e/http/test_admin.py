@@ -292,6 +292,17 @@ def test_a_body_is_not_read_before_its_token_was_checked(the_server: ServerProce
     assert b"connection: close" in answer
 
 
+def test_a_body_with_a_length_and_chunks_is_refused_and_the_connection_closed(the_server: ServerProcess) -> None:
+    url = httpx.URL(the_server.http_url)
+    head = b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection((url.host, url.port or 0), timeout=60) as peer:
+        peer.sendall(head + b"0\r\n\r\n" + b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = b"".join(iter(lambda: peer.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert answer.count(b"HTTP/1.1 ") == 1, "what follows is not read as a request"
+    assert b"connection: close" in answer
+
+
 def test_head_and_options_are_answered(api: httpx.Client) -> None:
     head, get = api.head("/v1/status"), api.get("/health/live")
     assert (head.status_code, head.content) == (200, b"")

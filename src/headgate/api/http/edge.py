@@ -56,6 +56,8 @@ class Edge:
         method, raw_path = scope["method"], scope["raw_path"]
         body = _Body(receive, waits=any(name == b"expect" for name, _ in scope["headers"]))
         status = 0
+        # A body with two ends: a proxy before us may take the other one, and see a second request in the rest.
+        framed_twice = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -70,13 +72,17 @@ class Edge:
                 ]
                 if b"cache-control" not in given:
                     headers.append((b"cache-control", b"no-store"))
-                if not await body.ended():
+                if framed_twice or not await body.ended():
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
             await send(message)
 
         try:
             check_size(scope)
+            if framed_twice:
+                raise InvalidInput(
+                    "Content-Length", "is given together with Transfer-Encoding", hint="send one of the two"
+                )
             # A copy: uvicorn leaves the body of an answer out by the method of its own.
             inner: Any = {**scope, "method": "GET" if head else method, "path": routed_path(raw_path), HEAD: head}
             await self._app(inner, body.receive, answer)
