@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import grpc
+import httpx
 
 from headgate.control.failed_logins import FREE_FAILURES
 from headgate.wire import producer_pb2
@@ -41,3 +42,18 @@ async def test_failed_logins_are_logged_by_peer_and_reason_and_valid_ones_are_se
             assert (ended.status, ended.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
     assert len(server.seen("login_failed")) < FREE_FAILURES, "one line for an address in ten seconds"
     assert "guess" not in server.text()
+
+
+async def test_failed_logins_over_http_are_logged_alike(serve: Serve, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps({KNOWN: {"tenant": "alpha"}}))
+    server = await asyncio.to_thread(serve, "--http-port", "0", "--tokens", str(tokens))
+    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+        headers = {"authorization": "Bearer a-guess-of-mine", "x-request-id": "guess-1"}
+        answer = await client.get("/v1/jobs", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+        line = await asyncio.to_thread(server.saw, r"login_failed (.*)$")
+        assert line[1] == 'peer=127.0.0.1 reason="unknown token" failures=1 request_id=guess-1'
+        known = await client.get("/v1/jobs", headers={"authorization": f"Bearer {KNOWN}"})
+        assert known.status_code == 200
+    assert "a-guess-of-mine" not in server.text()
