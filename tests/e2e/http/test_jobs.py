@@ -83,6 +83,9 @@ def test_an_etag_saves_the_second_reading_until_the_job_changes(api: httpx.Clien
     first = api.get(f"/v1/jobs/{job_id}")
     again = api.get(f"/v1/jobs/{job_id}", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    for known in (f"W/{first.headers['etag']}", f'"another", W/{first.headers["etag"]}', "*"):  # as proxies send it
+        assert api.get(f"/v1/jobs/{job_id}", headers={"if-none-match": known}).status_code == 304
+    assert api.get(f"/v1/jobs/{job_id}", headers={"if-none-match": '"another"'}).status_code == 200
     assert api.post(f"/v1/jobs/{job_id}/reprioritise", json={"priority": 3}).json()["changed"]
     changed = api.get(f"/v1/jobs/{job_id}", headers={"if-none-match": first.headers["etag"]})
     assert (changed.status_code, changed.json()["priority"]) == (200, 3)
