@@ -259,7 +259,7 @@ def test_nothing_is_answered_without_a_valid_token(as_: Client, header: dict[str
         ({"topic": "a", "headers": {"bad name": "x"}}, "headers name"),
         ({"topic": "a", "payload_base64": "!"}, "payload_base64"),
         ({"topic": "a", "max_attempts": 0}, "max_attempts"),
-        ({"topic": "a", "retry": {"kind": "explicit"}}, "policy.delays_ms"),
+        ({"topic": "a", "retry": {"kind": "explicit"}}, "retry.delays_ms"),
         ({"topic": "a", "id": str(uuid4())}, "id"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
