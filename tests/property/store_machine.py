@@ -19,6 +19,7 @@ from headgate.domain.outcomes import Outcome
 from headgate.domain.states import State
 from headgate.store import control, leases, listing, reads, topics, upkeep, verbs
 from headgate.store import settle as settling
+from headgate.store.listing_orders import CLOCK_STEP
 from headgate.store.new_ids import BEGINNING
 from tests.property.store_claims import ClaimingStore
 from tests.property.store_draws import (
@@ -389,9 +390,15 @@ def _matches(job: Job, matching: listing.Filter) -> bool:
     return (
         (matching.states is None or job.state in matching.states)
         and (matching.topic_nos is None or job.topic_no in matching.topic_nos)
-        and (matching.created_from is None or job.created_at >= matching.created_from)
+        and (matching.created_from is None or _created_from(job, matching.created_from))
         and (matching.created_before is None or job.created_at < matching.created_before)
         and (matching.priority_from is None or job.record.priority >= matching.priority_from)
         and (matching.priority_to is None or job.record.priority <= matching.priority_to)
         and job.tags.issuperset(matching.tags or ())
     )
+
+
+def _created_from(job: Job, moment: datetime) -> bool:
+    """A job that ended days before it was created, because the clock was set back so far, is not found."""
+    first_day = (moment - CLOCK_STEP).replace(hour=0, minute=0, second=0, microsecond=0)
+    return job.created_at >= moment and (job.finished_at is None or job.finished_at >= first_day)

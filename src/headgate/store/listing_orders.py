@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
 _BEGINNING, _END = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
+CLOCK_STEP: Final = _DAY
+"""How far the clock may be set back without hiding jobs from a filter by time of creation."""
 
 
 def days_of(matching: Filter) -> tuple[datetime, datetime]:
-    """The whole UTC days, and so the partitions, in which what matches has ended: never before it was created."""
-    since = max(matching.finished_from or _BEGINNING, matching.created_from or _BEGINNING).astimezone(UTC)
+    """The whole UTC days, and so the partitions, in which what matches has ended.
+
+    A job ends after it was created; or before that, if the clock was set back meanwhile. Up to a day is allowed for.
+    """
+    created = max(matching.created_from or _BEGINNING, _BEGINNING + CLOCK_STEP) - CLOCK_STEP
+    since = max(matching.finished_from or _BEGINNING, created).astimezone(UTC)
     until = matching.finished_before or _END
     if matching.ended_by is not None and matching.ended_by < until:
         until = matching.ended_by

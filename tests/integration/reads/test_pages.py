@@ -17,7 +17,7 @@ from headgate.store.connect import connect
 from headgate.store.listing import LOOK_AT, Filter
 from tests.integration.reads.walking import HOUR, ids_of
 from tests.support import store_calls
-from tests.support.queue import Queue, links
+from tests.support.queue import Clock, Queue, links
 
 # --- lists while jobs move --------------------------------------------------------------------------------------------
 
@@ -53,6 +53,23 @@ async def test_a_job_that_moves_between_pages_is_seen_once(queue: Queue, matchin
         if cursor is None:
             break
     assert seen == jobs[::-1]
+
+
+@pytest.mark.parametrize("states", [None, frozenset({State.COMPLETED})])
+async def test_a_job_that_ended_before_it_was_created_is_listed_by_its_time_of_creation(
+    queue: Queue, states: frozenset[State] | None
+) -> None:
+    """The clock was set back over midnight meanwhile."""
+    clock = await Clock.install(queue.db)
+    await clock.set(clock.now.replace(hour=0, minute=10))
+    (job,) = await queue.add(1)
+    created = clock.now
+    claimed = await queue.claim(1)
+    await clock.advance(hours=-1)
+    await queue.settle((claimed.ids[0], claimed.epochs[0], Completed()))
+    wanted = Filter(created_from=created, states=states)
+    page = await store_calls.list_jobs(queue.db, await queue.tenant_no(), matching=wanted)
+    assert [row.id for row in page.rows] == [job]
 
 
 async def test_a_job_that_moves_while_it_is_read_is_never_missing_nor_doubled(queue: Queue, database: str) -> None:
