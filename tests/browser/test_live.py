@@ -172,3 +172,21 @@ def test_the_first_view_is_small(browser: Browser, dev_url: str, api: httpx.Clie
                  .reduce((sum, one) => sum + one.transferSize, 0)"""
         )
     assert 0 < size < FIRST_VIEW_BYTES, size
+
+
+def test_rows_that_have_not_changed_are_not_offered_while_one_is_selected(
+    browser: Browser, dev_url: str, api: httpx.Client
+) -> None:
+    submit(api, "unchanged")
+    with viewing(browser, dev_url) as view:
+        view.open("/ui/jobs?filter=topic:unchanged")
+        view.page.locator('input[name="id"]').first.check()
+        for _ in range(2):  # the first answer has no tag to compare it with
+            with view.page.expect_response(lambda answer: "filter=topic%3Aunchanged" in answer.url):
+                view.page.locator("#jobs").dispatch_event("hg:refresh")
+        expect(view.page.locator("#live-new")).to_be_hidden()
+        assert view.page.locator('input[name="id"]').first.is_checked()
+        submit(api, "unchanged")
+        with view.page.expect_response(lambda answer: "filter=topic%3Aunchanged" in answer.url):
+            view.page.locator("#jobs").dispatch_event("hg:refresh")
+        expect(view.page.locator("#live-new")).to_have_text("1 new · click to show")
