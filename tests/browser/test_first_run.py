@@ -130,7 +130,7 @@ def test_an_action_asks_in_a_dialog_and_answers_with_a_message(browser: Browser,
         dialog = page.locator("dialog#confirm")
         expect(dialog).to_contain_text('Revoke the key "asked"?')
         view.check_accessible()
-        dialog.get_by_role("button", name="Cancel").click()
+        dialog.get_by_role("button", name="Go back").click()
         expect(row).to_have_count(1)
         row.get_by_role("button", name="Revoke").click()
         dialog.get_by_role("button", name="Revoke").click()

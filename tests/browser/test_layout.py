@@ -1,0 +1,123 @@
+"""What is opened, offered or selected stays inside the window, covers nothing of the bar, and moves no rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import NARROW, NARROWEST, WIDE, View, viewing
+from tests.browser.routes import filled, page_paths
+from tests.browser.seed import Seed
+
+MENUS = "main details.menu, main details.drop, header details.account"
+OUTSIDE = """async (menu) => {
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+
+  const box = menu.querySelector(".popover").getBoundingClientRect();
+  const most = document.documentElement.clientWidth;
+  return box.left < 0 || box.right > most ? [box.left, box.right] : null;
+}"""
+OVERLAPS = """() => {
+  const most = document.documentElement.clientWidth;
+  const boxes = [...document.querySelectorAll(".bar > *, .bar-end > *, .live > *")]
+    .filter((one) => !one.matches(".bar-end, .live") && one.getClientRects().length)
+    .map((one) => [one.id || one.className, one.getBoundingClientRect()]);
+  const found = boxes.filter(([, box]) => box.left < 0 || box.right > most + 0.5).map(([name]) => `${name} is cut`);
+  for (const [first, a] of boxes) for (const [second, b] of boxes)
+    if (first < second && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom && b.top < a.bottom) found.push(`${first} covers ${second}`);
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("path", page_paths())
+def test_every_menu_opens_inside_the_window(browser: Browser, dev_url: str, seed: Seed, path: str) -> None:
+    with viewing(browser, dev_url) as view:
+        view.open(filled(path, seed.values))
+        for width, height in (WIDE, NARROW, NARROWEST):
+            view.page.set_viewport_size({"width": width, "height": height})
+            assert opened(view) == [], f"at {width} px"
+
+
+def opened(view: View) -> list[Any]:
+    """Open each menu of the page that can be seen; returns those that are partly outside."""
+    found = []
+    for menu in view.page.locator(MENUS).all():
+        summary = menu.locator("summary").first
+        if not summary.is_visible():
+            continue
+        summary.click()
+        expect(menu.locator(".popover").first).to_be_visible()
+        if outside := menu.evaluate(OUTSIDE):
+            found.append((summary.inner_text(), outside))
+        view.page.keyboard.press("Escape")
+        expect(menu.locator(".popover").first).to_be_hidden()
+    return found
+
+
+@pytest.mark.parametrize("size", [(1024, 768), NARROW, NARROWEST], ids=["tablet", "narrow", "narrowest"])
+def test_an_offer_of_new_rows_covers_nothing_of_the_bar(
+    browser: Browser, dev_url: str, seed: Seed, size: tuple[int, int]
+) -> None:
+    assert seed.jobs
+    with viewing(browser, dev_url, size=size) as view:
+        view.open("/ui/jobs")
+        button = view.page.locator("#live-new")
+        button.evaluate("(one) => { one.hidden = false; one.textContent = '1,204 new · click to show'; }")
+        expect(button).to_be_visible()
+        assert view.page.evaluate(OVERLAPS) == []
+        view.check_width(size)
+
+
+def test_the_search_of_the_bar_is_wide_enough_to_type_on_a_narrow_screen(browser: Browser, dev_url: str) -> None:
+    with viewing(browser, dev_url, size=NARROWEST) as view:
+        view.open("/ui/topics")
+        field = view.page.locator("#search")
+        field.focus()
+        assert field.bounding_box()["width"] >= 200  # type: ignore[index]
+        view.page.keyboard.press("Tab")  # what it covers is next
+        assert view.page.evaluate(OVERLAPS) == []
+
+
+def test_the_shortcuts_are_shown_from_their_top(browser: Browser, dev_url: str) -> None:
+    with viewing(browser, dev_url, size=NARROWEST) as view:
+        view.open("/ui/topics")
+        view.page.keyboard.press("?")
+        expect(view.page.locator("#help-title")).to_be_in_viewport()
+
+
+def test_a_question_about_cancelling_has_two_different_answers(browser: Browser, dev_url: str, seed: Seed) -> None:
+    with viewing(browser, dev_url) as view:
+        view.open(f"/ui/jobs/{seed.jobs['scheduled']}")
+        view.page.get_by_role("button", name="Cancel", exact=True).click()
+        answers = view.page.get_by_role("dialog").get_by_role("button").all_inner_texts()
+        assert answers == ["Go back", "Cancel"]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW, NARROWEST], ids=["wide", "narrow", "narrowest"])
+def test_selecting_a_row_moves_no_row(browser: Browser, dev_url: str, seed: Seed, size: tuple[int, int]) -> None:
+    assert seed.jobs
+    with viewing(browser, dev_url, size=size) as view:
+        view.page.emulate_media(reduced_motion="reduce")
+        view.open("/ui/jobs?filter=topic:mail")
+        box = view.page.locator('input[name="id"]').nth(1)
+        box.scroll_into_view_if_needed()
+        before = box.bounding_box()
+        box.check()
+        expect(view.page.locator("[data-selected-count]")).to_have_text("1 selected")
+        assert box.bounding_box() == before
+        redrive = view.page.locator("#selection").get_by_role("button", name="Redrive")
+        expect(redrive).to_be_in_viewport()
+        view.check_width(size)
+        view.check_accessible()
+
+
+def test_a_long_command_does_not_run_below_its_copy_button(browser: Browser, dev_url: str, seed: Seed) -> None:
+    with viewing(browser, dev_url, size=NARROWEST) as view:
+        view.open(f"/ui/jobs/{seed.jobs['dead']}")
+        view.page.get_by_text("Copy as").click()
+        block = view.page.locator(".copy-as .code").first
+        text, button = block.locator("pre").bounding_box(), block.get_by_role("button").bounding_box()
+        assert text is not None and button is not None
+        assert text["x"] + text["width"] <= button["x"] + 1
