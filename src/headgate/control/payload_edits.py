@@ -1,4 +1,4 @@
-"""Edit the payload of a finished job, and redrive it.
+"""Edit the payload of a finished job, and redrive it; show what is masked of one job.
 
 People edit what they are shown, with the values of secret keys masked. A mask that they leave in its place stands for
 the value that is stored there.
@@ -16,9 +16,10 @@ from headgate.control.jobs import Jobs
 from headgate.domain.bulk import Verb
 from headgate.domain.envelope import is_encrypted
 from headgate.domain.errors import InvalidInput, Refused, WrongState
-from headgate.domain.identity import Identity
+from headgate.domain.identity import Identity, Scope
 from headgate.domain.redaction import MASK, Redaction, restored
 from headgate.domain.strict_json import parse_value
+from headgate.domain.validation import check_reason
 from headgate.domain.views import JobView
 
 
@@ -52,6 +53,17 @@ class PayloadEdits:
         if answer.error is not None:
             raise answer.error
         return answer
+
+    async def reveal(self, caller: Identity, job_id: UUID, *, reason: str = "") -> JobView:
+        """A job with its payload, result and errors, for someone who asks for them unmasked.
+
+        The audit has who asked before anything is shown. Raises NotFound, PermissionDenied.
+        """
+        caller.require(Scope.OPERATE)
+        check_reason(reason)
+        job = await self.jobs.get(caller, job_id, payload=True, result=True)
+        await self.admin.store.note_reveal(caller.tenant, job_id, reason=reason, who=caller.subject)
+        return job
 
 
 def parsed(text: str) -> object:

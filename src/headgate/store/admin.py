@@ -273,6 +273,11 @@ class AdminStore:
                 )
         return changed
 
+    async def note_reveal(self, tenant: str, job_id: UUID, *, reason: str, who: str) -> None:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._write(tenant_no) as db, transaction(db):
+            await audit.record(db, tenant_no, actor=who, verb="reveal", target=f"job {job_id}", reason=reason)
+
     async def quiet_set(self) -> frozenset[tuple[int, str]]:
         async with self._database.lane("upkeep").use() as db:
             return await quiet.quiet_set(db)

@@ -78,11 +78,17 @@ class JobPage:
     raw: Any
     error: str
     metadata: Body
+    error_masked: bool = False
     before: int = 0  # only the history before this event is shown; 0: the newest
 
     def applies(self, verb: str) -> bool:
         """Whether a verb changes a job in this state."""
         return self.job.state in Verb[verb.upper()].reaches
+
+    @property
+    def masked(self) -> bool:
+        """Whether a value of its payload, its result or its last error is masked."""
+        return self.payload.masked or self.result.masked or self.error_masked
 
     @property
     def tags(self) -> list[tuple[str, str]]:
@@ -135,6 +141,7 @@ def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
         raw=raw_of(job, redaction),
         error="" if job.state is State.COMPLETED else error,
         metadata=body_of(json.dumps(texts).encode(), redaction),
+        error_masked=error != (job.last_error or ""),
         before=before,
     )
 

@@ -86,6 +86,7 @@ def link_of(target: str) -> str:
         "worker": "workers",
         "webhook": "webhooks",
         "operation": "operations",
+        "job": "jobs",
     }
     return url(pages[kind], name) if kind in pages else ""
 

@@ -1,4 +1,4 @@
-"""One job: what happened to it, its payload and result; edit its payload and redrive it."""
+"""One job: what happened to it, its payload and result; edit its payload and redrive it, show what is masked."""
 
 from __future__ import annotations
 
@@ -82,6 +82,20 @@ def _file(raw: bytes | None, redaction: Redaction, name: str) -> Response[bytes]
     )
 
 
+@action("/jobs/{job_id:str}/reveal", uses="AdminService/RedriveJobs", confirm=True)
+async def reveal_job(request: PageRequest, job_id: PathId) -> Html:
+    """Payload, result and error unmasked, once: a page of its own, which no update reads again."""
+    job = await request.cases.payload_edits.reveal(request.caller, job_id, reason=request.fields.text("reason"))
+    plain = Redaction(names=())
+    return request.render(
+        "jobs/revealed.html",
+        job=job,
+        payload=body_of(job.payload, plain),
+        result=body_of(job.result, plain),
+        error=plain.masked_text(job.last_error or ""),
+    )
+
+
 @page("/jobs/{job_id:str}/edit", uses="AdminService/RedriveJobs")
 async def edit_payload(request: PageRequest, job_id: PathId) -> Html:
     """The form to edit the payload of a finished job."""
@@ -136,4 +150,4 @@ def _edit_form(
     )
 
 
-ROUTES = (show_job, preview_job, download_payload, download_result, edit_payload, redrive_edited)
+ROUTES = (show_job, preview_job, download_payload, download_result, reveal_job, edit_payload, redrive_edited)

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.web.conftest import VIEWER
+from tests.e2e.web.jobs.conftest import As
 from tests.support.dashboard import Visit, claimed, died, submitted, text_of
 from tests.support.waiting import until
 
@@ -254,3 +256,33 @@ def test_a_field_that_is_refused_is_named_and_keeps_what_was_typed(
     assert marked[1] == field
     assert "kept" in answer.text
     assert api.get(f"/v1/jobs?filter=topic:{topic}").json()["jobs"] == []
+
+
+def test_an_operator_sees_masked_values_once_and_the_audit_has_it(
+    web: Visit, as_: As, api: httpx.Client, topic: str
+) -> None:
+    viewer = as_(VIEWER)
+    (one,) = submitted(api, topic, payload={"password": "hunter2", "user": "ada"})
+    died(api, topic, message="password=swordfish was refused")
+    path = f"/ui/jobs/{one}/reveal"
+    assert "Show masked values" in text_of(web.get(f"/ui/jobs/{one}"))
+    assert "Show masked values" not in text_of(viewer.get(f"/ui/jobs/{one}"))
+    assert viewer.post(path, confirmed="1").status_code == 403
+    asked = web.post(path, question="Show them?")
+    assert "Please confirm" in asked.text
+    assert "hunter2" not in asked.text
+    assert api.get(f"/v1/audit?target=job {one}").json()["entries"] == []
+    shown = web.post(path, confirmed="1")
+    assert shown.status_code == 200
+    assert "no-store" in shown.headers["cache-control"]
+    assert "hunter2" in shown.text
+    assert "password=swordfish was refused" in text_of(shown)
+    (entry,) = api.get(f"/v1/audit?target=job {one}").json()["entries"]
+    assert (entry["verb"], entry["target"]) == ("reveal", f"job {one}")
+    assert f'href="/ui/jobs/{one}"' in web.get("/ui/audit?verb=reveal").text
+    assert "hunter2" not in web.get(f"/ui/jobs/{one}").text
+
+
+def test_a_job_without_masked_values_offers_none(web: Visit, api: httpx.Client, topic: str) -> None:
+    (one,) = submitted(api, topic, payload={"user": "ada"})
+    assert "Show masked values" not in text_of(web.get(f"/ui/jobs/{one}"))
