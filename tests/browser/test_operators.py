@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 
@@ -164,3 +165,23 @@ def test_the_graph_of_a_batch_is_reached_with_the_keyboard(
         view.check_accessible()
         view.page.keyboard.press("Enter")
         view.page.wait_for_url(f"**/ui/jobs/{first}")
+
+
+def test_the_next_runs_are_shown_in_the_zone_of_the_reader(
+    browser: Browser, server: ServerProcess, api: httpx.Client
+) -> None:
+    spec = {"topic": "reports", "timing": {"cron": {"expression": "30 3 * * *", "zone": "America/New_York"}}}
+    assert api.put("/v1/schedules/elsewhere", json={"spec": spec}).is_success
+    for zone, heads in (
+        ("Asia/Tokyo", ["In", "America/New_York", "Asia/Tokyo"]),
+        ("America/New_York", ["In", "America/New_York"]),
+    ):
+        context = browser.new_context(timezone_id=zone)
+        page = context.new_page()
+        page.goto(f"{server.http_url}/ui/schedules/elsewhere")
+        expect(page.locator("table.runs th:visible")).to_have_text(heads)
+        times = page.locator("table.runs tbody tr").first.locator("td:visible")
+        expect(times.nth(1)).to_have_text(re.compile(r" 03:30$"))
+        if len(heads) == 3:
+            expect(times.nth(2)).to_have_text(re.compile(r" (16:30|17:30)$"))  # with and without summer time
+        context.close()

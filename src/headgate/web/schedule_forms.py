@@ -42,11 +42,11 @@ OVERLAPS: Final = (
     ("replace", "replace: cancel the earlier job"),
 )
 CATCH_UPS: Final = (
-    ("one", "one: make one job for all that were missed"),
-    ("all", "all: make a job for each"),
-    ("none", "none: leave them out"),
+    ("one", "one: one job for all of it"),
+    ("all", "all: a job for each"),
+    ("none", "none: leave it out"),
 )
-WHEN_FULL: Final = (("wait", "wait until the backlog has capacity"), ("skip", "skip this occurrence"))
+WHEN_FULL: Final = (("wait", "wait until it has capacity"), ("skip", "skip this occurrence"))
 _LOCAL: Final = "%Y-%m-%dT%H:%M"
 
 

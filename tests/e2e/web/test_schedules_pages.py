@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import pytest
@@ -116,3 +117,26 @@ def test_a_viewer_cannot_open_the_form(sign: Sign) -> None:
     browser = sign(VIEWER)
     assert browser.page("/ui/schedules/-new").status_code == 403
     assert "New schedule" not in text_of(browser.page("/ui/schedules"))
+
+
+def test_the_runs_of_a_short_interval_have_seconds_and_no_column_twice(sign: Sign) -> None:
+    browser = sign(OPERATOR)
+    create(browser, "often", kind="every", every="20s", cron="", zone="")
+    page = browser.page("/ui/schedules/often")
+    times = re.findall(r'<td data-label="UTC">\w{3} [\d-]{10} \d\d:\d\d:\d\d</td>', page.text)
+    assert len(set(times)) == 5, "five different times"
+    assert page.text.count('<th scope="col" data-zone>UTC</th>') == 1
+    assert '<th scope="col" data-reader-zone class="js-only">' in page.text, "without a script there is one column of UTC"
+
+
+def test_recent_runs_are_drawn_and_said_in_words(api: httpx.Client, sign: Sign) -> None:
+    browser = sign(OPERATOR)
+    create(browser, "drawn", topic="drawn")
+    browser.page("/ui/schedules/drawn")
+    assert "Last 1 run" not in browser.page("/ui/schedules/drawn").text
+    assert browser.submit("/ui/schedules/drawn/run").status_code == 303
+    (job,) = api.post("/v1/jobs/claim", json={"worker_id": "w", "topics": ["drawn"], "wait_seconds": 20}).json()["jobs"]
+    assert api.post(f"/v1/jobs/{job['id']}/complete", json={"epoch": job["epoch"]}).is_success
+    page = browser.page("/ui/schedules/drawn").text
+    assert 'aria-label="Last 1 run: 1 completed"' in page
+    assert '<rect class="run-completed"' in page

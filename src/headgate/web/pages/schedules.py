@@ -70,6 +70,7 @@ async def show_schedule(request: PageRequest, name: FromPath[str], before: Befor
         schedule=found.view,
         words=_words(found.view.spec.timing),
         local=local,
+        now=found.now,
         zone=_zone(found.view.spec.timing),
         payload=forms.payload_text(found.view.spec.payload, request.cases.redaction),
         next_url=url("schedules", name, before=unix_us(runs[-1].occurrence)) if len(runs) == RECENT else "",
@@ -192,9 +193,10 @@ def _form(fields: dict[str, str], *, editable: bool = True) -> dict[str, Any]:  
     }
 
 
-def local(at: datetime, zone: str) -> str:
+def local(at: datetime, zone: str, *, seconds: bool = False) -> str:
     """A time by the clocks of a zone."""
-    return f"{at.astimezone(check_zone(zone)):%a %Y-%m-%d %H:%M}"
+    shown = at.astimezone(check_zone(zone))
+    return f"{shown:%a %Y-%m-%d %H:%M:%S}" if seconds else f"{shown:%a %Y-%m-%d %H:%M}"
 
 
 ROUTES: Final = (
