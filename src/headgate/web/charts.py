@@ -113,7 +113,7 @@ def throughput(series: Series) -> Chart:
         unit="count",
         series=series,
         lines=[Line(name=name, colour=colour, value=value, fill=name == "Completed") for name, colour, value in flows],
-        nothing="No server was running in this time.",
+        nothing="Nothing was recorded in this time.",
         filter=_filter(series),
     )
 
@@ -126,7 +126,7 @@ def depth(series: Series) -> Chart:
         unit="count",
         series=series,
         lines=[Line(name="Pending", colour="--chart-1", value=lambda one: one.depth, fill=True)],
-        nothing="No server was running in this time.",
+        nothing="Nothing was recorded in this time.",
         filter=_filter(series),
     )
 

@@ -126,7 +126,7 @@ def test_the_runs_of_a_short_interval_have_seconds_and_no_column_twice(sign: Sig
     times = re.findall(r'<td data-label="UTC">\w{3} [\d-]{10} \d\d:\d\d:\d\d</td>', page.text)
     assert len(set(times)) == 5, "five different times"
     assert page.text.count('<th scope="col" data-zone>UTC</th>') == 1
-    assert '<th scope="col" data-reader-zone class="js-only">' in page.text, "without a script there is one column of UTC"
+    assert '<th scope="col" data-reader-zone class="js-only">' in page.text, "without a script UTC is there once"
 
 
 def test_recent_runs_are_drawn_and_said_in_words(api: httpx.Client, sign: Sign) -> None:
