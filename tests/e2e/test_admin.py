@@ -362,6 +362,32 @@ def shell(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shell")
+async def test_one_worker_is_shown_with_what_it_runs(
+    server: ServerProcess, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Wire(server.address, token=OPERATES) as wire, wire.worker("mailer-8") as session:
+        await session.ready(2, topic)
+        await wire.submit(topic, b"x")
+        assert len(await session.take(1)) == 1
+
+        def shown() -> tuple[int, str]:
+            code, out, _ = headgate(capsys, "workers", "get", "mailer-8")
+            return code, out
+
+        deadline = asyncio.get_running_loop().time() + 30
+        while True:
+            code, out = await asyncio.to_thread(shown)
+            if code == 0 and topic in out.partition("WORKER")[2]:
+                break
+            assert asyncio.get_running_loop().time() < deadline, out
+        for part in ("mailer-8  busy", "stream    open since", "heartbeat", "holds     1 job, accepts", topic):
+            assert part in out, part
+        code, out, error = await asyncio.to_thread(headgate, capsys, "workers", "get", "nobody")
+        assert (code, out) == (3, "")
+        assert 'no connected worker "nobody"' in error
+
+
+@pytest.mark.usefixtures("shell")
 def test_a_resume_that_names_a_pause_ends_no_later_one(capsys: pytest.CaptureFixture[str], topic: str) -> None:
     """The command and the SDK call gRPC."""
     assert headgate(capsys, "submit", topic, "{}", "--delay", "1h")[0] == 0

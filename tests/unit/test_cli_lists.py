@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from headgate.cli import lists, main
+from headgate.cli import app, lists, main
 from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import Watch
 from headgate.domain.filters import Field, InvalidFilter
+from tests.unit.test_cli_commands import LOCAL, commands
 
 READS = [[("a", 1), ("b", 1)], [("a", 1), ("b", 2)], [("a", 1), ("b", 2)], [("a", 1), ("b", 2), ("c", 1)]]
 
@@ -96,3 +97,14 @@ def test_a_filter_by_name_has_wildcards_several_values_and_negation() -> None:
     assert matches("worker:w-* topic:mail*", "w-1", "mail.eu")
     with pytest.raises(InvalidFilter):
         matches("created:>1h", "w-1")
+
+
+def test_every_list_of_a_server_can_be_watched_and_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    lists_of_servers = [path for path, _ in commands(app) if path[-1] == "list" and path not in LOCAL]
+    assert len(lists_of_servers) > 8
+    missing = []
+    for path in lists_of_servers:
+        assert main([*path, "--help"]) == 0
+        text = capsys.readouterr().out
+        missing += [(path, option) for option in ("--watch", "--limit", "--profile", "--output") if option not in text]
+    assert missing == []

@@ -22,7 +22,7 @@ from tests.unit.test_cli_commands import LOCAL, commands
 
 ID = "0190a3b2-7c4d-7abc-8def-0123456789ab"
 LINES = f"""
-audit; status; stats; events --limit 1; workers list; workers quiet w-1; workers resume w-1
+audit; status; stats; events --limit 1; workers list; workers get w-1; workers quiet w-1; workers resume w-1
 workers stop w-1 --yes
 batch list; batch get {ID}; batch open; batch seal {ID}
 bulk start cancel --filter topic:a --yes --detach; bulk list; bulk get {ID}; bulk watch {ID}; bulk cancel {ID}

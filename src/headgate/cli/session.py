@@ -7,8 +7,10 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
-from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
-from headgate.cli.output import Columns, print_list, print_one
+from headgate.cli.lists import show_list
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.output import Columns, print_one
+from headgate.sdk import Headgate
 from headgate.sdk.admin import SessionInfo
 
 session = App(name="session", help="List and end sessions of browsers.")
@@ -24,10 +26,15 @@ SESSIONS: Final[Columns[SessionInfo]] = {
 
 
 @session.command(name="list")
-def list_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
+def list_command(
+    *, limit: Limit = 1_000, watch: Watch = ONCE, output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """List browsers that are signed in to the dashboard. The token needs the scope admin."""
-    found = with_client(server, lambda hg: hg.admin.sessions.list())
-    print_list(found, output, SESSIONS, name=lambda one: one.id, empty="no sessions")
+
+    async def read(hg: Headgate) -> list[SessionInfo]:
+        return list(await hg.admin.sessions.list())[:limit]
+
+    show_list(server, read, output, SESSIONS, name=lambda one: one.id, empty="no sessions", watch=watch)
 
 
 @session.command(name="revoke")

@@ -7,11 +7,13 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
-from headgate.cli.options import DEFAULT_SERVER, Output, Reason, Server
-from headgate.cli.output import Columns, details, print_list, print_one
+from headgate.cli.lists import show_list
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.output import Columns, details, print_one
 from headgate.domain.errors import InvalidInput
 from headgate.domain.tenants import IN_BYTES, QUOTAS
 from headgate.domain.units import size, size_text
+from headgate.sdk import Headgate
 from headgate.sdk.admin import TenantInfo
 
 tenant = App(name="tenant", help="Show and set quotas of tenants.")
@@ -32,10 +34,15 @@ TENANTS: Final[Columns[TenantInfo]] = {
 
 
 @tenant.command(name="list")
-def list_command(*, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
+def list_command(
+    *, limit: Limit = 1_000, watch: Watch = ONCE, output: Output = "table", server: Server = DEFAULT_SERVER
+) -> None:
     """List tenants: what each uses, and its quotas. The token needs the scope system."""
-    found = with_client(server, lambda hg: hg.admin.tenants.list())
-    print_list(found, output, TENANTS, name=lambda one: one.name, empty="no tenants")
+
+    async def read(hg: Headgate) -> list[TenantInfo]:
+        return list(await hg.admin.tenants.list())[:limit]
+
+    show_list(server, read, output, TENANTS, name=lambda one: one.name, empty="no tenants", watch=watch)
 
 
 @tenant.command(name="show")

@@ -12,7 +12,8 @@ from headgate.cli.confirming import confirm
 from headgate.cli.connection import with_client
 from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch, Yes
-from headgate.cli.output import Columns, one_line, print_one, table, when
+from headgate.cli.output import Columns, details, one_line, print_one, table, when
+from headgate.domain.errors import NotFound
 from headgate.domain.filters import Field
 from headgate.domain.workers import MORE_WORKERS
 from headgate.sdk import Headgate
@@ -97,6 +98,34 @@ def list_command(
         notes=notes,
         watch=watch,
     )
+
+
+@workers.command(name="get")
+def get_command(worker: WorkerName, *, output: Output = "table", server: Server = DEFAULT_SERVER) -> None:
+    """Show one worker: its connection, last heartbeat and last job, its topics, and the jobs that it runs."""
+    found = with_client(server, lambda hg: hg.admin.workers.list(running=True))
+    sessions = [one for one in found if one.worker == worker]
+    if not sessions:
+        raise NotFound("connected worker", worker)
+
+    def lines() -> Iterator[str]:
+        for one in sessions:
+            yield from details(f"{one.worker}  {one.state}   on {one.instance}", _facts(one))
+            if one.running:
+                yield from ("", *table([(one, job) for job in one.running], RUNNING))
+
+    print_one(sessions[0] if len(sessions) == 1 else sessions, output, lines, name=worker)
+
+
+def _facts(one: WorkerInfo) -> Iterator[tuple[str, object]]:
+    yield "program", one.client
+    yield "stream", f"{'HTTP calls' if one.pull else 'open'} since {when(one.connected_at)}" if one.connected_at else ""
+    # A server reports heartbeats of its workers to the others only when they are missing.
+    yield "heartbeat", f"{when(one.seen_at)}{', silent' if one.silent else ''}" if one.seen_at else "on time"
+    yield "last job", when(one.assigned_at) if one.assigned_at else "none yet"
+    yield "holds", f"{one.holding:,} {'job' if one.holding == 1 else 'jobs'}, accepts {one.credit:,} more"
+    yield "clock", f"{one.skew.total_seconds():+.1f} s from the database's" if one.skew is not None else ""
+    yield "topics", WORKERS["TOPICS"](one)
 
 
 @workers.command(name="quiet")
