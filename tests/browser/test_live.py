@@ -162,9 +162,12 @@ def test_two_tabs_share_one_stream_and_both_follow(view: View, api: httpx.Client
     second.close()
 
 
-def test_the_first_view_is_small(browser: Browser, dev_url: str, api: httpx.Client) -> None:
+@pytest.mark.parametrize("path", ["/ui", "/ui/jobs"])
+def test_the_first_view_is_small(browser: Browser, dev_url: str, api: httpx.Client, path: str) -> None:
+    for _ in range(50):  # a full page of the list
+        submit(api, "many")
     with viewing(browser, dev_url) as opened:
-        opened.open("/ui")
+        opened.open(path)
         opened.page.locator(LIVE).wait_for(timeout=LIMIT_MS)  # all modules have come
         size = opened.page.evaluate(
             """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]

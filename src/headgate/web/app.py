@@ -16,6 +16,7 @@ from headgate.api.http.auth import OPEN
 from headgate.api.http.problems import Options, UnknownRoute
 from headgate.api.use_cases import UseCases
 from headgate.domain.errors import HeadgateError
+from headgate.web.compression import Compressed
 from headgate.web.errors import (
     NotConfirmed,
     on_bug,
@@ -60,7 +61,7 @@ def new_app(cases: UseCases) -> ASGIApp:
         pdb_on_exception=False,
         request_max_body_size=None,  # the rule of each action bounds it: PageRequest.read_form
     )
-    return SecurityHeaders(app)
+    return Compressed(SecurityHeaders(app))
 
 
 @open_page("/{rest:path}")

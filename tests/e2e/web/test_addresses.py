@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 import httpx
 import pytest
 
-from tests.e2e.web.conftest import ADMIN, OPERATOR, WORKER, Browser, Sign
+from tests.e2e.web.conftest import ADMIN, OPERATOR, VIEWER, WORKER, Browser, Sign
 from tests.support.server import ServerProcess
 
 TOPIC, SCHEDULE, SOMEONE = "eu/mail:bulk", "eu/nightly:1", "pod 7/a?b=c#d%2Fe&é"
@@ -99,3 +99,17 @@ def test_an_action_leads_back_to_the_page_that_sent_it_and_its_question_to_the_a
     assert "Please confirm" in asked.text
     assert f'action="{path}"' in asked.text
     assert 'href="/ui"' in asked.text, "an action is no page to go back to"
+
+
+def test_a_page_is_compressed_for_browsers_that_take_it(sign: Sign) -> None:
+    browser = sign(VIEWER)
+    plain = browser.get("/ui/topics", headers={"accept-encoding": "identity"})
+    packed = browser.get("/ui/topics", headers={"accept-encoding": "gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "accept-encoding" in packed.headers["vary"]
+    assert "cookie" in packed.headers["vary"]
+    assert "</html>" in packed.text
+    assert packed.num_bytes_downloaded < len(plain.content) / 3
+    refused = browser.get("/ui/nothing-here", headers={"accept-encoding": "gzip"})
+    assert (refused.status_code, refused.headers["content-encoding"]) == (404, "gzip")

@@ -12,9 +12,9 @@ from tests.support.waiting import until
 
 
 def test_a_topic_shows_its_limit_and_a_failure_leads_to_one_of_its_jobs(api: httpx.Client, sign: Sign) -> None:
-    assert api.patch("/v1/topics/limited", json={"settings": {"max_running": 7}}).is_success
-    (one,) = submitted(api, "limited")
-    died(api, "limited", message="the overview has this")
+    assert api.patch("/v1/topics/at-most-seven", json={"settings": {"max_running": 7}}).is_success
+    (one,) = submitted(api, "at-most-seven")
+    died(api, "at-most-seven", message="the overview has this")
     browser = sign(VIEWER)
 
     def failing() -> bool:
