@@ -124,3 +124,16 @@ def test_a_long_command_does_not_run_below_its_copy_button(browser: Browser, dev
         assert text is not None
         assert button is not None
         assert text["x"] + text["width"] <= button["x"] + 1
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/jobs", "/ui/jobs/{job_id:str}", "/ui/schedules/{name:str}"])
+def test_without_scripts_nothing_is_shown_that_needs_them(
+    browser: Browser, dev_url: str, seed: Seed, path: str
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(dev_url + filled(path, seed.values))
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    for one in page.locator(".js-only, [data-preview], [data-copy], [data-select-all], #live-mode").all():
+        assert not one.is_visible(), one.get_attribute("class")
+    context.close()

@@ -10,7 +10,6 @@ import { startTheme } from "./theme.js";
 import { startTimes } from "./times.js";
 import { startToasts } from "./toasts.js";
 
-document.documentElement.classList.add("js");
 startTheme();
 startToasts();
 startDelayed();
