@@ -127,7 +127,7 @@ def test_a_long_command_does_not_run_below_its_copy_button(browser: Browser, dev
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/jobs", "/ui/jobs/{job_id:str}", "/ui/schedules/{name:str}"])
-def test_without_scripts_nothing_is_shown_that_needs_them(
+def test_without_scripts_nothing_that_needs_them_is_shown(
     browser: Browser, dev_url: str, seed: Seed, path: str
 ) -> None:
     context = browser.new_context(java_script_enabled=False)

@@ -176,8 +176,11 @@ class WebhookHttp:
                 continue
             except ssl.SSLError:
                 raise
-            except OSError as refused:
-                error = refused
+            except ConnectionRefusedError:  # whose own text is "Connect call failed ('127.0.0.1', 65000)"
+                error = OSError(f"{address} refused a connection to port {target.port}")
+                continue
+            except OSError as failed:
+                error = failed
                 continue
             return reader, writer
         raise error
