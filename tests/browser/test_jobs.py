@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, expect
 from tests.browser.conftest import NARROWEST, viewing
 from tests.support.dashboard import died, submitted
 
+SOON_MS = 30_000
+"""A machine may stall; what is promised in seconds is measured elsewhere."""
 TRACE = 'Traceback (most recent call last):\n  File "/app/shop/jobs.py", line 7, in charge\n    bank.charge()\n'
 
 
@@ -115,9 +117,8 @@ def test_selected_rows_stay_under_the_pointer(browser: Browser, dev_url: str, ap
         first.check()
         page.get_by_label(f"Select job {ids[2]}").click(modifiers=["Shift"])
         expect(page.locator("[data-selected-count]")).to_have_text("3 selected")
-        with page.expect_response(lambda answer: "/ui/jobs?" in answer.url):  # a hint makes the page read the list
-            submitted(api, "steady")
-        expect(page.locator("#live-new")).to_be_visible()
+        submitted(api, "steady")  # a hint makes the page read the list
+        expect(page.locator("#live-new")).to_have_text("1 new · click to show", timeout=SOON_MS)
         expect(rows).to_have_count(5)
         expect(first).to_be_checked()
         view.check_accessible()
