@@ -137,3 +137,11 @@ def test_without_scripts_nothing_that_needs_them_is_shown(
     for one in page.locator(".js-only, [data-preview], [data-copy], [data-select-all], #live-mode").all():
         assert not one.is_visible(), one.get_attribute("class")
     context.close()
+
+
+def test_the_next_runs_of_a_schedule_are_not_cut(browser: Browser, dev_url: str, seed: Seed) -> None:
+    with viewing(browser, dev_url) as view:
+        view.open(f"/ui/schedules/{seed.values['schedule']}")
+        table = view.page.locator(".table-wrap:has(table.runs)")
+        expect(table).to_be_visible()
+        assert table.evaluate("(one) => one.scrollWidth <= one.clientWidth")
