@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headgate.domain.errors import MigrationFailed
-from headgate.store.migration_files import load
+from headgate.store.migration_files import load, newest
 from headgate.store.sql_text import UnreadableSqlError, statements
 
 
@@ -24,6 +24,7 @@ def folder(root: Path, **files: str) -> Path:
 def test_the_packaged_files_are_sound() -> None:
     found = load()
     assert [migration.number for migration in found] == list(range(1, len(found) + 1))
+    assert newest() == found[-1].number
 
 
 def test_an_empty_folder_is_a_release_without_migrations(tmp_path: Path) -> None:

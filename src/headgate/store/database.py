@@ -21,7 +21,7 @@ from headgate.domain.ids import TenantNo
 from headgate.store.connect import BACKGROUND_STATEMENT_TIMEOUT, Connection
 from headgate.store.errors import translating
 from headgate.store.lane import Lane, as_it_is, transaction
-from headgate.store.migration_files import load
+from headgate.store.migration_files import newest
 from headgate.store.names import Names, Topic
 from headgate.store.preflight import inspect, pin, require_still_durable
 from headgate.store.tenant_lane import TenantLane
@@ -104,7 +104,7 @@ class Database:
         """Make this instance known; its number is the owner of what it claims."""
         async with self._lanes["tick"].use() as db:
             with translating(writing=True):
-                self.instance_no = await db.fetchval(REGISTER, name, version, load()[-1].number)
+                self.instance_no = await db.fetchval(REGISTER, name, version, newest())
         return self.instance_no
 
     async def close(self) -> None:

@@ -85,6 +85,12 @@ def load(source: Traversable | None = None) -> tuple[Migration, ...]:
     return tuple(found.values())
 
 
+def newest() -> int:
+    """The number of the newest migration of this release, by the names of the files: `load` takes 30 ms."""
+    folder = resources.files("headgate.store") / "migrations"
+    return max(int(fits[1]) for entry in folder.iterdir() if (fits := _NAME.fullmatch(entry.name)))
+
+
 def _read(root: Traversable, number: int, name: str) -> Migration:
     file = f"migrations/{number:04}_{name}.sql"
     lines = _lines(root, file)
