@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
 from typing import Any
 
 import pytest
@@ -118,9 +121,12 @@ def test_a_wrong_value_is_refused_without_words_of_python(
     assert capsys.readouterr().err == f"error: {words}\n"
 
 
-def completion(capsys: pytest.CaptureFixture[str], shell: str) -> str:
-    assert main(["completion", shell]) == 0
-    return capsys.readouterr().out
+@cache  # it takes a second
+def completion(shell: str) -> str:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert main(["completion", shell]) == 0
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -133,11 +139,9 @@ def completion(capsys: pytest.CaptureFixture[str], shell: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bash_completes_commands_options_and_choices(
-    capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], expected: set[str]
-) -> None:
+def test_bash_completes_commands_options_and_choices(typed: tuple[str, ...], expected: set[str]) -> None:
     words = " ".join(f"'{word}'" for word in typed)
-    script = f"""{completion(capsys, "bash")}
+    script = f"""{completion("bash")}
 COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; COMPREPLY=()
 $(complete -p headgate | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 printf '%s\\n' "${{COMPREPLY[@]}}"
@@ -148,10 +152,8 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_a_script_with_all_commands(
-    capsys: pytest.CaptureFixture[str], found: dict[tuple[str, ...], App], shell: str
-) -> None:
-    script = completion(capsys, shell)
+def test_other_shells_get_a_script_with_all_commands(found: dict[tuple[str, ...], App], shell: str) -> None:
+    script = completion(shell)
     assert script.startswith("#compdef headgate") == (shell == "zsh")
     for path in found:
         assert all(word in script for word in path), path
