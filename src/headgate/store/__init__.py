@@ -10,7 +10,8 @@ What is where
 - Administration: `admin`, `verbs`, `control`, `quiet`, `worker_stops`, `audit`, `topics`, `schedules`, `batches`,
   `bulk`.
 - Reading: `reads`, `listing`, `matching`, `dead_letters`. Upkeep: `upkeep`, `partitions`, `retention`, `bulk_chunks`,
-  `schedule_firing`, `restore_fence`. The edges: `connect`, `lane`, `errors`, `preflight`, `roles`, `migrate`.
+  `schedule_firing`, `restore_fence`. The edges: `connect` (with `array_types`), `lane`, `errors`, `preflight`, `roles`,
+  `migrate`.
 
 A module has functions that take a connection, and a class that fits a port of `control/` or `dispatch/`: it chooses the
 lane and turns names into numbers. Where that is all, the class only lists the functions (`tenant_calls`).
