@@ -232,6 +232,22 @@ async def test_a_topic_is_paused_and_resumed_with_a_reason_after_a_confirmation(
     assert not (await hg.admin.status()).paused
 
 
+@pytest.mark.parametrize("reason", ["quit", "jobs"])
+async def test_the_reason_of_an_action_is_not_taken_for_a_command(
+    hg: Headgate, server: ServerProcess, topic: str, reason: str
+) -> None:
+    await hg.submit(topic, {})
+    async with opened(hg, server) as seen:
+        await seen.select(topic)
+        await seen.press("p")
+        await seen.shows(rf"Pause topic {topic}\?")
+        await seen.type(reason)
+        await seen.shows(rf"topic {topic} is paused", rf"{topic} +paused")
+        (pause,) = (await hg.admin.status()).paused
+        await hg.admin.resume(topic=topic)
+        assert (pause.reason, seen.app.place.view, seen.app.is_running) == (reason, View.TOPICS, True)
+
+
 async def test_jobs_are_redriven_and_cancelled_and_a_group_of_dead_letters_as_an_operation(
     hg: Headgate, server: ServerProcess, topic: str
 ) -> None:

@@ -36,6 +36,7 @@ class Confirm(ModalScreen[str | None]):
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()  # the application would take the reason for a command of its prompt
         self.dismiss(event.value.strip())
 
     def action_refuse(self) -> None:
