@@ -113,7 +113,7 @@ def test_a_worker_is_stopped_with_a_reason_after_a_question(
         dialog = page.locator("dialog#confirm")
         expect(dialog).to_contain_text(f"Stop the worker {name}?")
         view.check_accessible()
-        dialog.get_by_role("button", name="Cancel").click()
+        dialog.get_by_role("button", name="Go back").click()
         assert "stop" not in api.get("/v1/workers").json()["workers"][0]
         row.get_by_text("Stop…").click()  # a click elsewhere has closed it
         row.get_by_role("textbox", name="Reason").fill("memory leak")
