@@ -225,10 +225,12 @@ async def test_a_refresh_that_fails_is_logged_and_keeps_the_last_value(
             await desk.pause(MAIL)
         value = one.gate.paused
         assert bool(value) is paused
-        # The row says otherwise from now on, but every refresh fails: no one can know.
         one.store.before["tick"] = failing_with(*[StoreUnavailable("the database is away")] * 10_000)
+        await soon(lambda: "tick_failed" in caplog.text, "the failure is logged")  # so no earlier tick is under way
+        # The row says otherwise from now on, but every refresh fails: no one can know.
         await db.execute("UPDATE headgate.dispatch_control SET paused = NOT paused, reason = '', paused_at = now()")
-        await soon(lambda: "tick_failed" in caplog.text, "the failure is logged")
+        before = one.store.calls["tick"]
+        await soon(lambda: one.store.calls["tick"] >= before + 2, "a refresh has failed since")
         assert one.gate.paused == value
         one.store.before.clear()
         await soon(lambda: one.gate.paused != value, "the first refresh that succeeds brings the new value")
