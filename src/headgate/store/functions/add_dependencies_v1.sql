@@ -53,9 +53,10 @@ BEGIN
     END IF;
     SELECT array_agg(u.n::int), array_agg(20::smallint), array_agg(u.id) INTO v_new_ords, v_new_codes, v_new_jobs
       FROM unnest(ids_, resent_) WITH ORDINALITY AS u(id, resent, n)
-     WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = u.id)
-        OR EXISTS (SELECT FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = u.id)
-        OR (u.resent AND EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = u.id));
+     -- OFFSET 0 here and below: each id is looked up. Else all rows of the tenant may be read into a hash table.
+     WHERE EXISTS (SELECT FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id = u.id OFFSET 0)
+        OR EXISTS (SELECT FROM headgate.unique_jobs q WHERE q.tenant_no = tenant_ AND q.job_id = u.id OFFSET 0)
+        OR (u.resent AND EXISTS (SELECT FROM headgate.archive a WHERE a.tenant_no = tenant_ AND a.id = u.id OFFSET 0));
     v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
 
     -- Before anything is locked, and what is missing together with what is out of sight: the answer must not differ, whatever
@@ -72,10 +73,10 @@ BEGIN
                    AND CASE r.code
                        WHEN 10 THEN NOT EXISTS (
                             SELECT FROM headgate.jobs j JOIN headgate.topics n ON n.topic_no = j.topic_no
-                             WHERE j.tenant_no = tenant_ AND j.id = r.id AND n.name LIKE ANY (seen.topics))
+                             WHERE j.tenant_no = tenant_ AND j.id = r.id AND n.name LIKE ANY (seen.topics) OFFSET 0)
                            AND NOT EXISTS (
                             SELECT FROM headgate.archive a JOIN headgate.topics n ON n.topic_no = a.topic_no
-                             WHERE a.tenant_no = tenant_ AND a.id = r.id AND n.name LIKE ANY (seen.topics))
+                             WHERE a.tenant_no = tenant_ AND a.id = r.id AND n.name LIKE ANY (seen.topics) OFFSET 0)
                        ELSE NOT EXISTS (
                             SELECT FROM headgate.batches b
                              WHERE b.tenant_no = tenant_ AND b.id = r.id AND b.topics IS NOT NULL AND NOT EXISTS (
@@ -93,8 +94,8 @@ BEGIN
                                          UNION
                                          SELECT q.job_id FROM unnest(unique_ords_, unique_keys_) AS k(o, key)
                                            JOIN LATERAL (SELECT s.job_id FROM headgate.unique_jobs s
-                                                          WHERE s.tenant_no = tenant_ AND s.topic_no = topics_[k.o]
-                                                            AND s.key = k.key AND s.live) AS q ON true
+                                                          WHERE s.topic_no = topics_[k.o] AND s.key = k.key AND s.live
+                                                         OFFSET 0) AS q ON true
                                           WHERE k.o <> ALL (v_ords)))
                  ORDER BY j.id FOR NO KEY UPDATE) AS l;
     END IF;
@@ -103,7 +104,7 @@ BEGIN
         SELECT array_agg(k.o), array_agg(2::smallint), array_agg(c.job_id) INTO v_new_ords, v_new_codes, v_new_jobs
           FROM unnest(unique_ords_) AS k(o)
           JOIN LATERAL (SELECT x.job_id FROM headgate.unique_calls x
-                         WHERE x.tenant_no = tenant_ AND x.id = ids_[k.o]) AS c ON true
+                         WHERE x.tenant_no = tenant_ AND x.id = ids_[k.o] OFFSET 0) AS c ON true
          WHERE k.o <> ALL (v_ords);
         v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
         SELECT array_agg(k.o), array_agg((CASE WHEN q.job_id = ANY (v_live) THEN 1 ELSE 13 END)::smallint),
@@ -111,7 +112,7 @@ BEGIN
           INTO v_new_ords, v_new_codes, v_new_jobs
           FROM unnest(unique_ords_, unique_keys_) AS k(o, key)
           JOIN LATERAL (SELECT s.job_id FROM headgate.unique_jobs s
-                         WHERE s.tenant_no = tenant_ AND s.topic_no = topics_[k.o] AND s.key = k.key AND s.live) AS q ON true
+                         WHERE s.topic_no = topics_[k.o] AND s.key = k.key AND s.live OFFSET 0) AS q ON true
          WHERE k.o <> ALL (v_ords);
         v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
     END IF;
@@ -124,7 +125,7 @@ BEGIN
                               WHERE a.tenant_no = tenant_ AND a.id = m.id LIMIT 1) AS f ON true;
         -- Unknown; unless a redrive has brought it back between the two statements.
         SELECT array_agg(p.o), array_agg((CASE WHEN EXISTS (SELECT FROM headgate.jobs j
-                                                             WHERE j.tenant_no = tenant_ AND j.id = p.id)
+                                                             WHERE j.tenant_no = tenant_ AND j.id = p.id OFFSET 0)
                                                THEN 13 ELSE 10 END)::smallint), array_agg(p.id)
           INTO v_new_ords, v_new_codes, v_new_jobs
           FROM (SELECT DISTINCT ON (x.o) x.o, x.id FROM unnest(parent_ords_, parents_) AS x(o, id)
@@ -159,7 +160,7 @@ BEGIN
           INTO v_new_ords, v_new_codes, v_new_jobs
           FROM unnest(batch_ords_, batches_) AS t(o, id)
           LEFT JOIN LATERAL (SELECT x.id, x.sealed_at FROM headgate.batches x
-                              WHERE x.tenant_no = tenant_ AND x.id = t.id) AS b ON true
+                              WHERE x.tenant_no = tenant_ AND x.id = t.id OFFSET 0) AS b ON true
          WHERE t.o <> ALL (v_ords) AND (b.id IS NULL OR b.sealed_at IS NOT NULL);
         v_ords := v_ords || v_new_ords; v_codes := v_codes || v_new_codes; v_jobs := v_jobs || v_new_jobs;
     END IF;
@@ -244,7 +245,7 @@ BEGIN
         SELECT tenant_, ids_[t.o], b.callback_id, b.needs, b.on_failure, 0
           FROM unnest(batch_ords_, batches_) AS t(o, id)
           JOIN LATERAL (SELECT x.callback_id, x.needs, x.on_failure FROM headgate.batches x
-                         WHERE x.tenant_no = tenant_ AND x.id = t.id AND x.callback_id IS NOT NULL) AS b ON true
+                         WHERE x.tenant_no = tenant_ AND x.id = t.id AND x.callback_id IS NOT NULL OFFSET 0) AS b ON true
          WHERE t.o <> ALL (v_ords)
          ORDER BY 2, 3;
     END IF;

@@ -7,7 +7,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off 
 SET enable_nestloop = on SET jit = off AS $$
 DECLARE v_waiting int;
 BEGIN
-    UPDATE headgate.unique_jobs q SET live = false WHERE q.tenant_no = tenant_ AND q.job_id = ANY (ids_) AND q.live;
+    -- `live::int` keeps the index of live keys out of it: with stale statistics all of them would be read.
+    UPDATE headgate.unique_jobs q SET live = false
+     WHERE q.tenant_no = tenant_ AND q.job_id = ANY (ids_) AND q.live::int = 1;
     SELECT count(*) INTO v_waiting
       FROM (SELECT FROM unnest(ids_) AS e(id)
              CROSS JOIN LATERAL (SELECT FROM headgate.job_dependencies d
