@@ -14,6 +14,7 @@ from headgate.domain.topic_limits import Rate
 from headgate.store import verbs
 from headgate.store.connect import Connection, connect
 from tests.integration.test_limits import BOOM, SECOND, limit, no_drift, states
+from tests.integration.test_priority import set_ageing
 from tests.support import store_calls
 from tests.support.queue import Clock, Queue
 
@@ -134,8 +135,11 @@ async def test_redriven_and_due_jobs_go_into_their_line(db: Connection) -> None:
     await no_drift(db)
 
 
-async def test_reprioritising_moves_a_job_in_its_line(db: Connection) -> None:
+@pytest.mark.parametrize("ageing", [False, True])
+async def test_reprioritising_moves_a_job_in_its_line(db: Connection, ageing: bool) -> None:
     queue = Queue(db)
+    if ageing:
+        await set_ageing(queue, "mail", SECOND)
     await limit(queue, max_running_per_key=1)
     ids = await queue.add(4, limit_key="a")
     await queue.claim(1)
@@ -169,6 +173,26 @@ async def test_a_key_starts_no_more_than_its_rate_allows(db: Connection) -> None
 
 async def admit_due(queue: Queue) -> None:
     await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
+
+
+async def test_a_key_that_a_later_claim_has_charged_gives_no_tokens_to_an_earlier_one(db: Connection) -> None:
+    """A claim in several rounds has the time of its first one. A key of a later round may have been charged since."""
+    queue, clock = Queue(db), await Clock.install(db)
+    await limit(queue, key_rate=Rate(count=10, period=SECOND, burst=3))
+    await queue.add(3, limit_key="a")
+    assert len(await queue.claim(1)) == 1
+    row = await db.fetchrow("SELECT id, tenant_no, topic_no FROM headgate.jobs WHERE state = 0 LIMIT 1")
+    took = await db.fetchval(
+        "SELECT ids FROM headgate.take_limited_v1($1, ARRAY[$2::uuid], ARRAY[$3::int], ARRAY[$3::int], NULL, true, $4)",
+        row["tenant_no"],
+        row["id"],
+        row["topic_no"],
+        clock.now - timedelta(milliseconds=1),
+    )
+    assert took == []
+    # Moved back, the bucket would get tokens twice for the time between the two.
+    assert await db.fetchval("SELECT refilled_at FROM headgate.limit_usage WHERE limit_key = 'a'") == clock.now
+    await no_drift(db)
 
 
 async def test_a_key_is_looked_at_later_only_while_jobs_wait_for_its_rate(db: Connection) -> None:
@@ -298,4 +322,16 @@ async def test_priority_counts_as_waiting_time_in_the_turns_of_an_ageing_topic(d
     (later,) = await queue.add(1, limit_key="b", priority=-1)
     assert (await queue.claim(1)).ids == (urgent,)
     assert (await queue.claim(11)).ids[-1] == later
+    await no_drift(db)
+
+
+async def test_a_job_that_starts_after_its_limit_was_removed_is_not_counted(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running=2)
+    (job,) = await queue.add()
+    await queue.claim()
+    await queue.settle((job, 1, Abandon()))
+    await limit(queue, max_running=None)
+    await queue.claim()
+    await queue.settle((job, 2, Completed()))
     await no_drift(db)

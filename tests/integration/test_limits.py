@@ -22,7 +22,7 @@ from headgate.store.connect import Connection, connect
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.flush import fill
 from tests.support import store_calls
-from tests.support.queue import Clock, Queue, new_id
+from tests.support.queue import Clock, Queue, new_id, stranger
 
 BOOM = Failed(error=ErrorInfo(type="E", message="boom"))
 SECOND = timedelta(seconds=1)
@@ -52,13 +52,14 @@ async def no_drift(db: Connection) -> None:
 # ---------------------------------------------------------------- a topic's own limits
 
 
-async def test_a_topic_never_runs_more_than_its_limit(db: Connection) -> None:
+@pytest.mark.parametrize("rate", [None, Rate(count=1_000, period=SECOND)])
+async def test_a_topic_never_runs_more_than_its_limit(db: Connection, rate: Rate | None) -> None:
     queue = Queue(db)
-    await limit(queue, max_running=3)
+    await limit(queue, max_running=3, rate=rate)
     await queue.add(10)
     first = await queue.claim(10)
     assert len(first) == 3
-    assert first.waits == ((first.topic_nos[0], None),)  # more when something ends
+    assert first.waits == ((first.topic_nos[0], None),)  # more when something ends, whatever the rate allows
     assert len(await queue.claim(10)) == 0
     await queue.settle((first.ids[0], 1, Completed()), (first.ids[1], 1, BOOM))
     assert len(await queue.claim(10)) == 2
@@ -168,6 +169,33 @@ async def test_a_bucket_refills_after_a_step_back_of_the_clock(
         assert len(await queue.claim(10)) == 2
     finally:
         await store.close()
+    await no_drift(db)
+
+
+@pytest.mark.req("F50")
+async def test_a_key_without_a_bucket_is_looked_at_after_a_step_back_of_the_clock(
+    database: str, db: Connection
+) -> None:
+    """Its next job is locked when it may start, so the key is to be looked at in a second. That second is hours away
+    once the clock has stepped back."""
+    queue = Queue(db)
+    clock = await Clock.install(db)
+    await limit(queue, max_running_per_key=1)
+    _, second = await queue.add(2, limit_key="a")
+    claimed = await queue.claim(2)
+    store = DispatchStore(database)
+    try:
+        await store.register("one", "test")
+        await store.tick([])  # which looks at all keys of limits that were changed
+        async with stranger(database, "SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", second):
+            await queue.settle((claimed.ids[0], claimed.epochs[0], Completed()))
+        await clock.advance(hours=-2)
+        await store.tick([])
+        assert await states(queue) == {State.BLOCKED: 1}
+        await store.admit_due()
+    finally:
+        await store.close()
+    assert (await queue.claim(2)).ids == (second,)
     await no_drift(db)
 
 

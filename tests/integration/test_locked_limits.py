@@ -13,14 +13,16 @@ from headgate.domain.backoff import RetryPolicy
 from headgate.domain.errors import RowLocked
 from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import State
+from headgate.domain.topic_limits import Rate
 from headgate.store import topics
 from headgate.store.connect import Connection, connect
+from headgate.store.dispatch_store import DispatchStore
 from headgate.store.lane import set_lock_timeout
 from headgate.store.topics import TopicStore
 from tests.integration.test_limits import no_drift
 from tests.support.dispatch_waits import SOON
 from tests.support.dispatching import Instance
-from tests.support.queue import Queue
+from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
 
 FIXED = RetryPolicy.fixed(timedelta(seconds=30))
@@ -104,6 +106,26 @@ async def test_a_job_locked_after_the_look_ends_the_try_at_once(stepped: Instanc
             with pytest.raises(RowLocked):
                 await asyncio.wait_for(setting, 30)  # not after its lock timeout of 60 s
         await topics.set_topic(db, stepped.store.names, tenant_no, "mail", changes=change)
+
+
+async def test_a_tick_does_not_fail_for_a_locked_bucket_that_is_to_refill(queue: Queue, database: str) -> None:
+    """After a step back of the clock its time lies ahead. The next tick that finds it free lets it refill."""
+    clock = await Clock.install(queue.db)
+    rate = {"rate": Rate(count=1, period=timedelta(hours=1))}
+    await topics.set_topic(queue.db, queue.names, await queue.tenant_no(), "mail", changes=rate)
+    await queue.add()
+    await queue.claim()
+    await clock.advance(hours=-2)
+    store = DispatchStore(database)
+    try:
+        await store.register("one", "test")
+        async with holding(database, "SELECT FROM headgate.limit_usage FOR UPDATE"):
+            await store.tick([])
+        assert await queue.db.fetchval("SELECT refilled_at FROM headgate.limit_usage") > clock.now
+        await store.tick([])
+        assert await queue.db.fetchval("SELECT refilled_at FROM headgate.limit_usage") == clock.now
+    finally:
+        await store.close()
 
 
 async def test_a_policy_of_a_change_that_failed_is_given_to_no_job(

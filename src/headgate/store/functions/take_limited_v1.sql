@@ -111,7 +111,11 @@ BEGIN
         counted AS (
             UPDATE headgate.limit_usage u
                SET running = u.running + s.taken, admitted = u.admitted - s.n,
-                   tokens = CASE WHEN s.rated THEN s.tokens - s.taken END, refilled_at = CASE WHEN s.rated THEN v_now END
+                   tokens = CASE WHEN s.rated THEN s.tokens - s.taken END,
+                   -- Not back to before a later claim has charged it: it would get tokens twice for the time between. The
+                   -- first call has read the clock behind the locks: what lies ahead of that is from before a step back.
+                   refilled_at = CASE WHEN NOT s.rated THEN NULL WHEN v_skipped THEN greatest(v_refilled[s.k], v_now)
+                                      ELSE v_now END
               FROM summed s WHERE u.ctid = v_ctids[s.k])      -- locked by us: it is where it was
         SELECT (SELECT array_agg(j.id ORDER BY j.id) FROM judged j WHERE NOT j.good AND NOT j.passed),
                (SELECT array_agg(j.id) FROM judged j WHERE j.passed),
