@@ -72,6 +72,14 @@ def test_secrets_are_masked_in_headers_progress_and_reasons() -> None:
     assert report.fields()["headers"] == {"authorization": "•••", "note": "password=•••", "kind": "plain"}
 
 
+def test_the_keys_of_a_job_are_shown() -> None:
+    report = JobReport(info=job(key="order-7", unique_key="user-42"), events=[], redaction=Redaction())
+    lines = [line.split() for line in report.lines(full=False)]
+    assert ["key", "order-7"] in lines
+    assert ["unique", "key", "user-42"] in lines
+    assert (report.fields()["key"], report.fields()["unique_key"]) == ("order-7", "user-42")
+
+
 def test_an_equal_traceback_of_several_attempts_is_shown_once() -> None:
     info = job()
     events = [failed(1, BANK), failed(2, CARD), failed(3, BANK), failed(4, BANK)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
@@ -12,7 +13,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli import values
 from headgate.cli.confirming import confirm
-from headgate.cli.connection import with_client, with_id
+from headgate.cli.connection import redaction_of, with_client, with_id
 from headgate.cli.listing import COLUMNS
 from headgate.cli.lists import show_list
 from headgate.cli.options import (
@@ -44,6 +45,7 @@ from headgate.cli.output import (
     table,
     when,
 )
+from headgate.domain.bulk import Verb
 from headgate.domain.ids import JobId
 from headgate.sdk import Headgate
 from headgate.sdk.admin.bulk import Bulk, BulkOperation, BulkPreview, PlanOptions
@@ -162,9 +164,11 @@ def run(
     output: str,
 ) -> None:
     """Preview a bulk operation, ask for confirmation, start it, and watch it."""
+    mask = redaction_of(server).masked_text
 
     async def act(hg: Headgate) -> None:
         preview = await hg.admin.bulk.preview(verb, text, **options)
+        preview = replace(preview, sample=[replace(job, last_error=mask(job.last_error)) for job in preview.sample])
         if dry_run:
             names = "\n".join(str(job.id) for job in preview.sample)
             print_one(preview, output, lambda: described(preview, verb, sample=True), name=names)
@@ -192,11 +196,12 @@ def run(
 
 
 def described(seen: BulkPreview, verb: str, *, sample: bool) -> list[str]:
-    """Return the preview: `41,210 jobs match … (41,179 eligible for cancel, 31 will be skipped).`"""
-    left = seen.total - seen.eligible
+    """Return the preview: `41,210 jobs match … (41,179 eligible for redrive, 31 running will be skipped).`"""
+    reached = {state.label for state in Verb[verb.upper()].reaches}
+    left = [f"{count:,} {state}" for state, count in seen.by_state.items() if count and state not in reached]
     text = f"{count_text(seen.total, exact=seen.exact)} jobs match {seen.filter}"
     if left:
-        text += f" ({seen.eligible:,} eligible for {verb}, {left:,} will be skipped)"
+        text += f" ({seen.eligible:,} eligible for {verb}, {' and '.join(left)} will be skipped)"
     return [text + ".", *(table(seen.sample, COLUMNS) if sample and seen.sample else ())]
 
 

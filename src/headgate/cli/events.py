@@ -46,7 +46,7 @@ def events_command(
             else:
                 print_lines([_line(one, output)])
             count += isinstance(one, Event)
-            if count == limit:
+            if limit and count >= limit:
                 return
 
     with_client(server, follow)

@@ -122,7 +122,8 @@ class JobReport:
             yield "due", when(info.run_at, milliseconds=True)
         yield "deadline", when(info.deadline, milliseconds=True)
         yield "tags", ", ".join(info.tags)
-        yield "unique", info.unique_key
+        yield "key", info.key
+        yield "unique key", info.unique_key
         if info.parent_count:
             open_ = [str(one.id) for one in info.parents if one.met != "fulfilled"]
             waits = f"   waits for {', '.join(open_[:5])}" if open_ and info.state == "blocked" else ""

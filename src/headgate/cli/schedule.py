@@ -334,4 +334,5 @@ def _details(info: ScheduleInfo) -> Iterator[tuple[str, object]]:
 
 
 def _fields(redaction: Redaction, info: ScheduleInfo) -> dict[str, object]:
-    return {"state": info.state} | asdict(info) | {"payload": redaction.shown(info.payload)}
+    shown = {"payload": redaction.shown(info.payload), "headers": redaction.masked_headers(info.headers)}
+    return {"state": info.state} | asdict(info) | shown
