@@ -4,7 +4,8 @@
 //     deadlineUs }
 //
 // A handler returns one outcome, in the words of jobs.proto, or throws, which is { failed } with the error's type, text
-// and stack. `signal` is aborted when the job is to be cancelled or is no longer ours.
+// and stack. `signal` is aborted when the job is to be cancelled or is no longer ours. `log(text, level)` adds a line to the
+// log of the job: `headgate job logs ID`.
 import { setTimeout as sleep } from 'node:timers/promises';
 
 export const handlers = {
@@ -12,7 +13,8 @@ export const handlers = {
   echo: async (job) => ({ completed: { result: job.payload } }),
 
   // Fails every time, so it is retried until its attempts are used up, and is then dead.
-  fail: async (job) => {
+  fail: async (job, signal, log) => {
+    log(`no luck in attempt ${job.attempt}`, 'WARNING');
     throw new RangeError(`${job.payload} (attempt ${job.attempt} of ${job.maxAttempts})`);
   },
 

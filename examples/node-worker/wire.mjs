@@ -40,6 +40,8 @@ export function jobsOf(jobs) {
   }));
 }
 
+export const linesOf = ({ id, epoch, attempt }, lines) => ({ id: bytesOf(id), epoch, attempt, lines });
+
 // The outcome of one job as the frame's part: completions as arrays, everything else as messages.
 export function outcomesOf(seq, job, outcome) {
   const [id, epoch] = [bytesOf(job.id), job.epoch];

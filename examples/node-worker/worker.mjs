@@ -3,10 +3,12 @@ import { randomInt } from 'node:crypto';
 import { hostname } from 'node:os';
 import grpc from '@grpc/grpc-js';
 import { handlers } from './handlers.mjs';
-import { WorkerService, heldOf, jobsOf, keyOf, keysOf, outcomesOf } from './wire.mjs';
+import { WorkerService, heldOf, jobsOf, keyOf, keysOf, linesOf, outcomesOf } from './wire.mjs';
 
 const HELLO_WITHIN_MS = 10_000;
 const LOCKED_MS = 1_000;
+const LINES = 200; // of the log of a job, in one frame
+const LEVELS = ['DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL'];
 const BACKOFF_MS = { first: 100, most: 10_000 };
 const CHANNEL = {
   'grpc.keepalive_time_ms': 10_000, // a server that vanished without a word is missed after 20 s
@@ -142,11 +144,23 @@ class Worker {
     const { job, abort } = held;
     console.log(`started ${job.topic} ${job.id} epoch=${job.epoch} attempt=${job.attempt}`);
     this.#running++;
-    const outcome = await outcomeOf(job, abort.signal);
+    const lines = []; // the newest ones of the log of this attempt; all are counted
+    let seq = 0;
+    const log = (text, level = 'INFO') => {
+      // Another level, or a text that is none, may throw when the frame is encoded: before the outcome is sent.
+      const known = LEVELS.includes(level) ? level : 'INFO';
+      lines.push({ seq: ++seq, atUs: Date.now() * 1000, level: `LOG_LEVEL_${known}`, text: String(text) });
+      if (lines.length > LINES) lines.shift();
+    };
+    const outcome = await outcomeOf(job, abort.signal, log);
     this.#running--;
     console.log(`ended ${job.topic} ${job.id} epoch=${job.epoch} ${Object.keys(outcome)[0]}`);
     // It may have been lost, or given back, while the handler was still at it.
-    if (this.#held.has(key) && !held.outcome) this.#report(key, outcome);
+    if (this.#held.has(key) && !held.outcome) {
+      // Before the outcome: the server takes lines of jobs that are held. They are not acknowledged, and not sent again.
+      if (lines.length) this.#call?.write({ logs: [linesOf(job, lines)] });
+      this.#report(key, outcome);
+    }
     this.#ask();
   }
 
@@ -214,9 +228,9 @@ class Worker {
   }
 }
 
-async function outcomeOf(job, signal) {
+async function outcomeOf(job, signal, log) {
   try {
-    const outcome = await handlers[job.topic](job, signal);
+    const outcome = await handlers[job.topic](job, signal, log);
     if (!outcome) throw new TypeError(`the handler of ${job.topic} returned no outcome`); // never a silent success
     return outcome;
   } catch (error) {

@@ -78,6 +78,7 @@ __all__ = [
     "Worker",
     "WorkerOptions",
     "__version__",
+    "structlog_lines",
     "this_job",
 ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from headgate.cli import values
-from headgate.cli.connection import with_client
+from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
@@ -123,9 +124,16 @@ def events_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Show the newest 1,000 events of a job, oldest of them first: what changed, when, by whom and why."""
+    mask = redaction_of(server).masked_text
 
     async def read(hg: Headgate) -> list[JobEvent]:
-        return await hg.admin.jobs.events(await hg.admin.full_id("job", job_id), before=before)
+        found = await hg.admin.jobs.events(await hg.admin.full_id("job", job_id), before=before)
+        return [
+            replace(
+                one, error_message=mask(one.error_message), error_trace=mask(one.error_trace), reason=mask(one.reason)
+            )
+            for one in found
+        ]
 
     def older(found: Sequence[JobEvent]) -> list[str]:
         full = len(found) >= JOB_EVENTS_MAX

@@ -1,4 +1,4 @@
-"""`headgate stats`: throughput, failures, depth and latencies over time, and what fails now."""
+"""`headgate stats`: throughput, failures, depth, waits and latencies over time, and what fails now."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ COLUMNS: Final[Columns[Interval]] = {
         for name in FLOWS
     },
     "DEPTH": lambda one: "-" if one.depth is None else one.depth,
+    "OLDEST": lambda one: "-" if one.oldest_due is None else duration(one.oldest_due),
     "PICKUP p99": lambda one: "-" if one.pickup is None else seconds(one.pickup.p99),
     "RUN p99": lambda one: "-" if one.run is None else seconds(one.run.p99),
 }

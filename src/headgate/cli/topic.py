@@ -15,6 +15,7 @@ from headgate.cli.errors import print_warning
 from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
 from headgate.cli.output import Columns, details, exact, for_people, print_one, table
+from headgate.cli.topic_jobs import add_jobs
 from headgate.cli.topic_policies import add_policies
 from headgate.cli.unhandled import unhandled_lines
 from headgate.domain.errors import InvalidInput
@@ -27,6 +28,7 @@ from headgate.sdk.admin.topics import Declaration, TopicInfo, TopicSettings
 STATES: Final = ("pending", "running", "scheduled", "retrying", "blocked", "completed", "dead", "cancelled")
 topic = App(name="topic", help="Show and change settings and limits of topics.")
 add_policies(topic)
+add_jobs(topic)
 Keep = Annotated[
     str,
     Parameter(

@@ -44,7 +44,11 @@ def worker_command(
     logs.configure(
         config.text("log_level"), format=log_format(config), filters=[JobFields()], redaction=config.redaction
     )
-    options: WorkerOptions = {"concurrency": config.integer("worker_concurrency"), "grace": config.span("worker_grace")}
+    options: WorkerOptions = {
+        "concurrency": config.integer("worker_concurrency"),
+        "grace": config.span("worker_grace"),
+        "job_logs": config.text("worker_job_logs"),
+    }
     if chosen := config.names("worker_topics"):
         options["topics"] = chosen
     if worker_id:

@@ -137,6 +137,13 @@ class Admin:
         log.warning("resumed target=%s who=%s", target, caller.subject)
         return changed
 
+    async def pause_of(self, caller: Identity, topic: str) -> Pause | None:
+        """The pause that keeps jobs of a topic from starting: its own first, then the one that reaches furthest."""
+        caller.require(Scope.READ)
+        return (
+            await self.store.pause_of(caller.tenant, topic) if caller.topics is None or topic in caller.topics else None
+        )
+
     async def status(self, caller: Identity) -> Status:
         """Pauses, job counts and waiting times by topic, instances, retention; topics that no worker asks for."""
         caller.require(Scope.READ, Scope.SYSTEM)

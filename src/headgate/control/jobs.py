@@ -12,8 +12,9 @@ from headgate.control.ports import JobStore
 from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCall, OpenCalls
 from headgate.domain import limits
-from headgate.domain.errors import NotFound, ShuttingDown
+from headgate.domain.errors import InvalidInput, NotFound, ShuttingDown
 from headgate.domain.identity import Identity, Scope
+from headgate.domain.job_logs import LINES_MAX, PAGE_MAX, LogPage, parse_cursor
 from headgate.domain.validation import check_integer
 from headgate.domain.views import JobView
 
@@ -56,6 +57,42 @@ class Jobs:
         if caller.topics is not None and found.topic not in caller.topics:
             raise NotFound("job", str(job_id))  # as if it were another tenant's
         return found
+
+    async def logs(
+        self,
+        caller: Identity,
+        job_id: UUID,
+        *,
+        attempt: int = 0,
+        after: str = "",
+        limit: int = LINES_MAX,
+        newest: bool = False,
+    ) -> LogPage:
+        """What handlers logged while they ran the job, oldest first; `attempt` 0: all attempts. Raises NotFound.
+
+        `after` is the cursor of an earlier page; with `newest` the newest lines are read instead of the oldest ones.
+        """
+        check_integer(attempt, field="attempt", low=0, high=limits.MAX_ATTEMPTS_LIMIT)
+        check_integer(limit, field="limit", low=1, high=PAGE_MAX)
+        if newest and after:
+            raise InvalidInput("newest", "cannot be given together with after")
+        position = parse_cursor(after)
+        found = await self.get(caller, job_id)  # as for the job itself: another tenant's does not exist
+        return await self.store.logs(
+            caller.tenant,
+            job_id,
+            since=found.created_at,
+            attempt=attempt or None,
+            after=position,
+            limit=limit,
+            newest=newest,
+        )
+
+    async def newest_logs_of(self, caller: Identity, job: JobView) -> LogPage:
+        """The newest lines of a job that the caller has just read: as many as one attempt can have."""
+        return await self.store.logs(
+            caller.tenant, job.id, since=job.created_at, attempt=None, after=(0, 0), limit=LINES_MAX, newest=True
+        )
 
     async def wait(self, caller: Identity, job_id: UUID, *, seconds: float) -> JobView:
         """The job with its result when it has ended, or as it is after `seconds` (at most a minute)."""

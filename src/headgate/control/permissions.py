@@ -177,13 +177,19 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 "outcomes.others": limits.SETTLE_FLUSH_MAX_ROWS,
                 "beat.progress": limits.PROGRESS_MAX_JOBS,
                 "beat.extensions": limits.PROGRESS_MAX_JOBS,
+                "logs": limits.LOGS_MAX_JOBS,
+                "logs.lines": limits.LOGS_MAX_LINES,
             },
         ),
         StreamJobs=_work(_NAMED, max_bytes=limits.TOPICS_REQUEST_MAX_BYTES),
         Heartbeat=_work(
             _OBJECT,
             max_bytes=limits.MESSAGE_MAX_BYTES,
-            elements={"progress": limits.PROGRESS_MAX_JOBS},
+            elements={
+                "progress": limits.PROGRESS_MAX_JOBS,
+                "logs": limits.LOGS_MAX_JOBS,
+                "logs.lines": limits.LOGS_MAX_LINES,
+            },
             rated=False,
         ),
         ReportOutcome=_work(
@@ -219,6 +225,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)
         ),
         FindIds=_read(_OBJECT),
+        ListJobLogs=_read(_OBJECT),
         SetRetention=_of_all_tenants(),
         GetSystem=_of_all_tenants(),
         RunRetention=_of_all_tenants(),

@@ -17,6 +17,7 @@ from headgate.domain.errors import HeadgateError
 from headgate.domain.events import Position, StreamEvent
 from headgate.domain.filters import JobFilter, Term
 from headgate.domain.ids import IdKind, JobId
+from headgate.domain.job_logs import LogPage
 from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.retention import Removed, RetentionRules
 from headgate.domain.schedules import ScheduleSpec
@@ -133,6 +134,17 @@ class JobStore(Protocol):
         events_before: int | None = None,
         events_limit: int = ...,
     ) -> JobView: ...
+    async def logs(
+        self,
+        tenant: str,
+        job_id: UUID,
+        *,
+        since: datetime,
+        attempt: int | None,
+        after: tuple[int, int],
+        limit: int,
+        newest: bool,
+    ) -> LogPage: ...
     async def finished(self, tenant_no: int, ids: Sequence[UUID]) -> list[UUID]: ...
 
 
@@ -277,6 +289,9 @@ class ScheduleStore(Protocol):
         self, tenant: str, /, name: str, *, request: JobId, who: str, reason: str
     ) -> tuple[JobId, bool, int]: ...
     async def jobs(self, tenant: str, /, name: str, *, before: datetime | None, limit: int) -> list[ScheduledJob]: ...
+    async def recent_jobs(
+        self, tenant: str, /, schedule_nos: Sequence[int], *, limit: int
+    ) -> dict[int, list[ScheduledJob]]: ...
     async def lag(self, tenant: str, /, *, topics: TopicSet | None) -> timedelta | None: ...
 
 
@@ -330,6 +345,7 @@ class AdminStore(Protocol):
     async def resume(
         self, tenant: str, target: Target, *, reason: str, who: str, since: datetime | None
     ) -> tuple[tuple[int, int], bool]: ...
+    async def pause_of(self, tenant: str, topic: str) -> Pause | None: ...
     async def status(self, tenant: str) -> Status: ...
     async def standings(self, tenant_no: int, ids: Sequence[UUID]) -> Mapping[UUID, Standing]: ...
     async def cancel(self, tenant_no: int, ids: Sequence[UUID], *, who: str, reason: str) -> Mapping[UUID, Change]: ...

@@ -14,15 +14,21 @@ from headgate.domain.views import Pause, ScheduledJob, ScheduleView
 
 UPCOMING: Final = 5
 RECENT: Final = 20
+RECENT_LISTED: Final = 10
+"""Runs of each schedule in a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleList:
-    """A page of schedules by name. `pauses`: of their topics, by topic. `next_after` empty: it is the last page."""
+    """A page of schedules by name. `pauses`: of their topics, by topic. `next_after` empty: it is the last page.
+
+    `runs`: the last ones of each, newest first, by its number.
+    """
 
     now: datetime
     schedules: Sequence[ScheduleView]
     pauses: Mapping[str, Pause]
+    runs: Mapping[int, Sequence[ScheduledJob]]
     next_after: str = ""
 
 
@@ -47,6 +53,7 @@ async def schedule_list(
         now=status.now,
         schedules=found,
         pauses=status.pauses_by_topic(one.spec.topic for one in found),
+        runs=await schedules.recent_jobs(caller, found, limit=RECENT_LISTED),
         next_after=found[-1].name if len(found) == limit else "",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -122,6 +122,13 @@ class Schedules:
         check_page_size(limit)
         await self._visible(caller, name)
         return await self._store.jobs(caller.tenant, name, before=before, limit=limit)
+
+    async def recent_jobs(
+        self, caller: Identity, listed: Sequence[ScheduleView], *, limit: int
+    ) -> dict[int, list[ScheduledJob]]:
+        """The newest jobs of schedules that were listed for this caller, by the number of the schedule."""
+        check_page_size(limit)
+        return await self._store.recent_jobs(caller.tenant, [one.schedule_no for one in listed], limit=limit)
 
     async def upcoming(self, caller: Identity, name: str, *, count: int) -> tuple[ScheduleView, list[datetime]]:
         """The next occurrences of a stored schedule; none while it is paused or when it has ended."""

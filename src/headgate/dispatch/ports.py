@@ -8,6 +8,7 @@ from typing import Protocol, Self
 from uuid import UUID
 
 from headgate.domain.dispatching import Claimed, ClaimRequest, LostLeases, Renewal, Settled, Tick
+from headgate.domain.job_logs import AttemptLines
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.outcomes import Outcome
@@ -98,6 +99,12 @@ class ProgressStore(Protocol):
     """The progress writer's part: by job, its epoch and the newest report."""
 
     async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
+
+
+class LogStore(Protocol):
+    """The log writer's part: lines of attempts; how many of them are new."""
+
+    async def add_log_lines(self, tenant_no: int, attempts: Sequence[AttemptLines]) -> int: ...
 
 
 class LeaseStore(ProgressStore, Protocol):

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from headgate.dispatch.delivery import Answer, ControlFrame
 from headgate.dispatch.demands import Demands
+from headgate.dispatch.job_logs import LogWriter
 from headgate.dispatch.lost_workers import LostWorkers
 from headgate.dispatch.outcome_writes import OutcomeWrite, put_in_parts
 from headgate.dispatch.outcomes import OutcomeWriter
@@ -28,6 +29,7 @@ from headgate.dispatch.sessions import WorkerSessions
 from headgate.domain import failpoints, limits
 from headgate.domain.errors import HeadgateError, InvalidInput, ShuttingDown, TooLarge
 from headgate.domain.identity import Identity
+from headgate.domain.job_logs import AttemptLines
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt, State
 from headgate.domain.tallies import Tallies
@@ -105,6 +107,7 @@ class SessionRules:
     renewer: LeaseRenewer
     lost_workers: LostWorkers
     progress: ProgressWriter
+    logs: LogWriter
     tenants: TenantNumbers
     now: Callable[[], float]
     lease_ms: int
@@ -326,6 +329,18 @@ class SessionRules:
                 first = first or one
             elif session.holds(one[0], one[1]):
                 self.progress.note(session.tenant_no, *one)
+        return first
+
+    # ------------------------------------------------------------------ log lines
+
+    def log(self, session: WorkerSession, attempts: Iterable[AttemptLines | HeadgateError]) -> HeadgateError | None:
+        """Keep log lines of attempts that this session holds, others are ignored; returns the first error."""
+        first: HeadgateError | None = None
+        for one in attempts:
+            if isinstance(one, HeadgateError):
+                first = first or one
+            elif session.holds(one.job_id, one.epoch):
+                self.logs.note(session.tenant_no, one)
         return first
 
 

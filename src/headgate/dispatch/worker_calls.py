@@ -23,6 +23,7 @@ from headgate.domain import limits
 from headgate.domain.dispatching import Renewal
 from headgate.domain.errors import HeadgateError, ShuttingDown
 from headgate.domain.identity import Identity
+from headgate.domain.job_logs import AttemptLines
 from headgate.domain.outcomes import Outcome
 from headgate.domain.states import Receipt
 from headgate.domain.tallies import Mark
@@ -97,6 +98,7 @@ class WorkerCalls:
         *,
         lease_seconds: int,
         progress: Sequence[Progress],
+        logs: Sequence[AttemptLines] = (),
     ) -> Renewed:
         """Renew leases without a session; without `lease_seconds`, by the leases of their topics. Raises Overloaded."""
         rules = self._rules
@@ -114,6 +116,9 @@ class WorkerCalls:
         for job_id, epoch, report in progress:
             if (job_id, epoch) in kept:
                 rules.progress.note(tenant_no, job_id, epoch, report)
+        for one in logs:
+            if (one.job_id, one.epoch) in kept:
+                rules.logs.note(tenant_no, one)
         worker = rules.pulls.find(tenant_no, worker_id, identity.subject)
         if worker is not None:
             worker.let_go(lost)

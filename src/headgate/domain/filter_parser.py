@@ -82,6 +82,7 @@ _OTHER_WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "payload": "args",
         "fingerprint": "error_group",
         "idempotency_key": "key",
+        "unique_key": "unique",
         "cron": "schedule",
     }
 )
@@ -389,6 +390,7 @@ _READERS: Final[Mapping[Field, Callable[[_Raw], Value]]] = MappingProxyType(
         Field.FINISHED: _time,
         Field.SCHEDULE: _exact,
         Field.KEY: _exact,
+        Field.UNIQUE: _exact,
         Field.ARGS: _exact,
     }
 )

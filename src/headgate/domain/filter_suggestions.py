@@ -39,6 +39,7 @@ _FIELD_NOTES: Final[Mapping[Field, str]] = MappingProxyType(
         Field.ARGS: "a value in the JSON payload",
         Field.SCHEDULE: "schedule that made the job",
         Field.KEY: "idempotency key",
+        Field.UNIQUE: "unique key, of live and finished jobs",
         Field.ID: "job id",
     }
 )

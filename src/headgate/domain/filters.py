@@ -59,6 +59,7 @@ class Field(StrEnum):
     FINISHED = "finished"
     SCHEDULE = "schedule"
     KEY = "key"
+    UNIQUE = "unique"
     ARGS = "args"
 
 

@@ -132,6 +132,9 @@ LIST_MAX: Final = 20_000
 is reported by field."""
 PROGRESS_MAX_JOBS: Final = 10_000
 """Reports of progress, and requests for longer leases, in one message."""
+LOGS_MAX_JOBS: Final = 2_000
+LOGS_MAX_LINES: Final = 10_000
+"""Jobs with log lines in one message, and lines of all of them."""
 REQUESTS_AT_ONCE: Final = 16
 HELLOS_AT_ONCE: Final = 8
 """Requests of calls, and first messages of streams, of one credential that are received at the same time; others wait

@@ -94,12 +94,15 @@ class Flows:
 class Interval:
     """What happened from `at` on, for one step. `flows` None: no server was running, and nothing is known.
 
-    `depth` is the number of pending jobs at its end. A latency is None if no job was started, or none has ended.
+    `depth` is the number of pending jobs at its end. `oldest_due` is the longest that a due job had waited in it: of a
+    topic also while it was paused, else of topics that were not. A latency is None if no job was started, or none has
+    ended.
     """
 
     at: datetime
     flows: Flows | None
     depth: int | None
+    oldest_due: timedelta | None = None
     pickup: Latency | None = None
     run: Latency | None = None
 
@@ -157,8 +160,8 @@ def depths(pending: int, changes: Sequence[int]) -> list[int]:
 def joined(intervals: Sequence[Interval], most: int) -> list[Interval]:
     """Put neighbouring intervals together until there are at most this many.
 
-    Flows are added. The depth is the last known one: it is that of the end. Latencies are the highest ones: the
-    histograms, which could be added, are not known here.
+    Flows are added. The depth is the last known one: it is that of the end. Ages and latencies are the highest ones:
+    the histograms, which could be added, are not known here.
     """
     at_once = max(1, -(-len(intervals) // most))
     parts = [intervals[first : first + at_once] for first in range(0, len(intervals), at_once)]
@@ -167,6 +170,7 @@ def joined(intervals: Sequence[Interval], most: int) -> list[Interval]:
             at=part[0].at,
             flows=_added(part),
             depth=next((one.depth for one in reversed(part) if one.depth is not None), None),
+            oldest_due=max((one.oldest_due for one in part if one.oldest_due is not None), default=None),
             pickup=_slowest([one.pickup for one in part]),
             run=_slowest([one.run for one in part]),
         )

@@ -72,6 +72,7 @@ class JobView:
     tenant: str = ""
     topic: str = ""
     read_at: datetime | None = field(default=None, compare=False)  # when this was read, by the clock of the database
+    key: str = ""  # its idempotency key, until that expires
     tags: Sequence[str] = ()
     payload: bytes | None = None
     result: bytes | None = None

@@ -15,6 +15,7 @@ from typing import Final
 from headgate.domain import limits
 from headgate.domain.tallies import TOPICS_MAX
 from headgate.ops.setting import Kind, Setting
+from headgate.ops.worker_settings import WORKER
 
 FILE: Final = "headgate.toml"
 _SERVE: Final = ("serve",)
@@ -164,7 +165,8 @@ SETTINGS: Final = (
         name="rates",
         section="server",
         kind=Kind.TEXT,
-        help="Rate limits for each credential by class: submit=100/1s:200,work=10/1s,read=50/1s,operate=5/1s.",
+        help="Rate limits for each credential by class, separated by commas: "
+        "submit=100/1s:200,work=10/1s,read=50/1s,operate=5/1s.",
         default="",
         low=0,
         high=200,
@@ -283,7 +285,8 @@ SETTINGS: Final = (
         name="webhook_allow",
         section="server",
         kind=Kind.NAMES,
-        help="Networks that webhooks may reach although they are not public: 10.1.0.0/16.",
+        help="Networks that webhooks may reach although they are not public, separated by commas: "
+        "10.1.0.0/16,10.2.0.0/16.",
         default=(),
         commands=_SERVE,
     ),
@@ -299,7 +302,7 @@ SETTINGS: Final = (
         name="webhook_ports",
         section="server",
         kind=Kind.TEXT,
-        help="Ports that webhooks may use: 443,8000-8999.",
+        help="Ports that webhooks may use, separated by commas: 443,8000-8999.",
         default="",
         default_note="80, 443, 8080, 8443",
         low=0,
@@ -355,45 +358,14 @@ SETTINGS: Final = (
         commands=(*_RUN, "worker"),
     ),
     # --- workers
-    Setting(
-        name="worker_concurrency",
-        section="worker",
-        kind=Kind.INTEGER,
-        help="Maximum jobs running at once.",
-        default=32,
-        low=1,
-        high=50_000,
-        commands=("worker",),
-        flag_name="concurrency",
-    ),
-    Setting(
-        name="worker_topics",
-        section="worker",
-        kind=Kind.NAMES,
-        help="Topics to work on.",
-        default=(),
-        default_note="all registered topics",
-        commands=("worker",),
-        flag_name="topics",
-    ),
-    Setting(
-        name="worker_grace",
-        section="worker",
-        kind=Kind.DURATION,
-        help="How long running handlers have to finish after SIGTERM.",
-        default=timedelta(seconds=30),
-        low=timedelta(0),
-        high=timedelta(days=1),
-        commands=("worker",),
-        flag_name="grace",
-    ),
+    *WORKER,
     # --- payloads
     Setting(
         name="redact",
         section="payload",
         kind=Kind.NAMES,
-        help="Names of further keys whose values are masked where payloads, results and errors are shown; `none` masks "
-        "nothing.",
+        help="Names of further keys whose values are masked where payloads, results and errors are shown, separated by "
+        "commas; `none` masks nothing.",
         default=(),
     ),
     # --- commands that call a server, and the SDK

@@ -51,6 +51,7 @@ from headgate.sdk.job import CancelToken as CancelToken
 from headgate.sdk.job import Job as Job
 from headgate.sdk.job import this_job as this_job
 from headgate.sdk.job_context import JobFields as JobFields
+from headgate.sdk.job_log_capture import structlog_lines as structlog_lines
 from headgate.sdk.log_quoting import quote_log_values
 from headgate.sdk.options import JobOptions as JobOptions
 from headgate.sdk.options import Priority as Priority

@@ -65,6 +65,8 @@ class JobInfo:
     raw_result: bytes = b""
     """The stored result, on request; `result()` decodes it."""
     progress: tuple[int, int, str] | None = None
+    key: str = ""
+    """Its idempotency key, until that expires."""
     unique_key: str = ""
     parents: tuple[Relation, ...] = ()
     parent_count: int = 0
@@ -125,6 +127,7 @@ def job_info(found: jobs.JobInfo, encryption: Encryption | None = None) -> JobIn
         payload=payload,
         raw_result=result,
         progress=(progress.done, progress.total, progress.message) if progress else None,
+        key=found.key,
         unique_key=found.unique_key,
         parents=_relations(found.parents),
         parent_count=found.parent_count,

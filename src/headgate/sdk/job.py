@@ -33,6 +33,12 @@ class Reports(Protocol):
     def extended(self, job: Job, lease_seconds: int) -> None:
         """The handler asks for a lease of this length from now; may be called from any thread."""
 
+    log_level: int
+    """Records of `logging` with this level and above go to the log of the job."""
+
+    def logged(self, job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+        """The handler logged a line; may be called from any thread."""
+
 
 class _Done:
     """What `progress` and `extend` return, so that async code may await it; the work is done already."""
@@ -238,6 +244,18 @@ class Job:
         if self._reports is not None:
             self._reports.extended(self, lease)
         return _DONE
+
+
+def takes_log(job: Job, level: int) -> bool:
+    """Whether a record of `logging` with this level goes to the log of the job."""
+    reports = job._reports
+    return reports is not None and level >= reports.log_level
+
+
+def add_log_line(job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+    """Add a line to the log of the job. For the worker: handlers log as usual."""
+    if job._reports is not None:
+        job._reports.logged(job, level, logger, at_us, text)
 
 
 class _ThisJob:

@@ -23,7 +23,7 @@ REDACT_VARIABLE: Final = "HEADGATE_REDACT"
 
 class _QuoteValues(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        mask_record(record, _redaction(os.environ.get(REDACT_VARIABLE, "")))
+        mask_record(record, redaction_named(os.environ.get(REDACT_VARIABLE, "")))
         if isinstance(record.args, tuple):
             record.args = tuple(map(_marked, record.args))
         return True
@@ -36,7 +36,8 @@ def _marked(value: object) -> object:
 
 
 @lru_cache(maxsize=1)
-def _redaction(names: str) -> Redaction:
+def redaction_named(names: str) -> Redaction:
+    """The rules of masking with these names, separated by commas."""
     return Redaction.of([name for one in names.split(",") if (name := one.strip())])
 
 

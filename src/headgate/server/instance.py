@@ -34,6 +34,7 @@ from headgate.dispatch.claimer import Claimer
 from headgate.dispatch.consumers import Consumers
 from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
+from headgate.dispatch.job_logs import LogWriter
 from headgate.dispatch.latencies import LatencyRecorder
 from headgate.dispatch.limit_timers import LimitAdmitter
 from headgate.dispatch.listener import Listener
@@ -219,6 +220,7 @@ class Server:
             on_expired=self.times.full_soon,
         )
         self.progress = ProgressWriter(self.renewer.calls)
+        self.job_logs = LogWriter(self.store)
         self.admin_store = AdminStore(self.store)
         self.consumers = Consumers(self.store, self.sessions, self.pulls, self.demands, now=time.monotonic)
         self.presence = Presence(
@@ -371,6 +373,7 @@ class Server:
             "events": self.events.reader,
             "hints": self.live.reader,
             "progress": self.progress,
+            "job logs": self.job_logs,
             "consumers": self.consumers,
             "presence": self.presence,
             "bulk operations": self.bulk_runner,
@@ -434,7 +437,9 @@ class Server:
         await self.services.finished("webhooks", STOP_SECONDS)
         self.renewer.stop()
         self.latencies.stop()
+        self.job_logs.stop()
         await self.services.finished("latencies", STOP_SECONDS)
+        await self.services.finished("job logs", STOP_SECONDS)
         await self.services.stop()
         await self.metrics.stop()
         if self.tracer is not None:

@@ -54,6 +54,7 @@ def use_cases(server: Server, *, name: str) -> UseCases:
         renewer=server.renewer,
         lost_workers=server.lost_workers,
         progress=server.progress,
+        logs=server.job_logs,
         tenants=server.store,
         now=time.monotonic,
         lease_ms=server.lease_ms,

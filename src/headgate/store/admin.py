@@ -138,6 +138,12 @@ class AdminStore:
             raise NotFound("topic", target.topic)
         return tenant_no, topic_no
 
+    async def pause_of(self, tenant: str, topic: str) -> Pause | None:
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._read(tenant_no) as db:
+            found = await control.pause_of(db, tenant_no, topic)
+        return None if found is None else _pause(found, topic)
+
     async def status(self, tenant: str) -> Status:
         """An empty tenant: only what concerns all of them."""
         tenant_no = await self._database.tenant_no(tenant) if tenant else 0
@@ -155,17 +161,7 @@ class AdminStore:
         paused = {row.topic_no for row in mine if row.paused}
         return Status(
             now=now,
-            pauses=[
-                Pause(
-                    target=_target(row, topics),
-                    paused=row.paused,
-                    reason=row.reason,
-                    who=row.paused_by,
-                    since=row.paused_at,
-                    until=row.paused_until if row.paused else None,
-                )
-                for row in mine
-            ],
+            pauses=[_pause(row, topics[row.topic_no][0] if row.topic_no else "") for row in mine],
             topics=[
                 TopicStatus(
                     topic=name,
@@ -383,12 +379,16 @@ def _stop(found: Mapping[str, str | int] | None) -> WorkerStop | None:
     return WorkerStop(who=str(found["by"]), since=from_unix_us(int(found["since_us"])), reason=str(found["reason"]))
 
 
-def _target(row: control.Control, topics: Mapping[int, tuple[str, object]]) -> Target:
-    if not row.tenant_no:
-        return Target(kind=TargetKind.EVERYTHING)
-    if not row.topic_no:
-        return Target(kind=TargetKind.TENANT)
-    return Target(kind=TargetKind.TOPIC, topic=topics[row.topic_no][0])
+def _pause(row: control.Control, topic: str) -> Pause:
+    kind = TargetKind.EVERYTHING if not row.tenant_no else TargetKind.TOPIC if row.topic_no else TargetKind.TENANT
+    return Pause(
+        target=Target(kind=kind, topic=topic if row.topic_no else ""),
+        paused=row.paused,
+        reason=row.reason,
+        who=row.paused_by,
+        since=row.paused_at,
+        until=row.paused_until if row.paused else None,
+    )
 
 
 def _handled(summaries: Sequence[str | None], tenant_no: int) -> frozenset[str] | None:

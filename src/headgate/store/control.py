@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import asyncpg
+
 from headgate.domain.errors import InvalidInput, NotFound, SchemaMismatch
 from headgate.domain.validation import check_aware, check_integer, check_reason, check_text, shown
 from headgate.store.arguments import INT32_MAX
@@ -17,6 +19,14 @@ STATUS: Final = """
 SELECT tenant_no, topic_no, paused AND (paused_until IS NULL OR paused_until > headgate.clock_v1()), reason, paused_by,
        paused_at, paused_until
   FROM headgate.dispatch_control ORDER BY tenant_no, topic_no"""
+
+# What keeps the jobs of a topic from being started: its own pause first, then the one that reaches furthest.
+OF_TOPIC: Final = """
+SELECT c.tenant_no, c.topic_no, true, c.reason, c.paused_by, c.paused_at, c.paused_until
+  FROM headgate.dispatch_control c
+ WHERE c.tenant_no IN (0, $1) AND c.paused AND (c.paused_until IS NULL OR c.paused_until > headgate.clock_v1())
+   AND c.topic_no IN (0, (SELECT t.topic_no FROM headgate.topics t WHERE t.tenant_no = $1 AND t.name = $2))
+ ORDER BY c.topic_no > 0 DESC, c.tenant_no LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +85,29 @@ async def controls(db: Connection) -> list[Control]:
     """All control rows. Without the global row it is not known whether dispatch is open, so that is an error."""
     with translating(writing=False):
         rows = await db.fetch(STATUS)
-    found = [
-        Control(
-            tenant_no=row[0],
-            topic_no=row[1],
-            paused=row[2],
-            reason=row[3] if row[2] else "",
-            paused_by=row[4] if row[2] else "",
-            paused_at=row[5],
-            paused_until=row[6],
-        )
-        for row in rows
-    ]
+    found = [_control(row) for row in rows]
     if not found or (found[0].tenant_no, found[0].topic_no) != EVERYTHING:
         raise SchemaMismatch("the row for everything is missing from headgate.dispatch_control; restore it, not paused")
     return found
+
+
+async def pause_of(db: Connection, tenant_no: int, topic: str) -> Control | None:
+    """The pause because of which jobs of a topic are not started, if there is one."""
+    with translating(writing=False):
+        row = await db.fetchrow(OF_TOPIC, tenant_no, topic)
+    return None if row is None else _control(row)
+
+
+def _control(row: asyncpg.Record) -> Control:
+    return Control(
+        tenant_no=row[0],
+        topic_no=row[1],
+        paused=row[2],
+        reason=row[3] if row[2] else "",
+        paused_by=row[4] if row[2] else "",
+        paused_at=row[5],
+        paused_until=row[6],
+    )
 
 
 def _check_target(target: object) -> tuple[int, int]:

@@ -1,10 +1,10 @@
 """Lists of jobs with filters, newest first. The order is that of the ids, which begin with their time, because the
 primary keys hold it.
 
-Two steps, repeated: choose the next ids from the narrowest order there is (a tag's or schedule's own jobs, those that
-ended badly, those that run, else all), then look them up by key and apply every filter. A page looks at a bounded
-number of ids. A filter that matches little therefore gives short pages, even empty ones, each with a cursor that goes
-on; a cursor of None is the only sign of the end.
+Two steps, repeated: choose the next ids from the narrowest order there is (the jobs of a tag, a schedule or a unique
+key, those that ended badly, those that run, else all), then look them up by key and apply every filter. A page looks at
+a bounded number of ids. A filter that matches little therefore gives short pages, even empty ones, each with a cursor
+that goes on; a cursor of None is the only sign of the end.
 """
 
 from __future__ import annotations
@@ -121,6 +121,10 @@ SELECT u.id, u.topic_no, u.state, u.priority, u.attempt, u.max_attempts, u.worke
    AND ($37::uuid[] IS NULL OR u.id = ANY ($37)) AND ($38::uuid[] IS NULL OR u.id <> ALL ($38))
    -- What had not ended by then is still alive, or ended too late to be meant.
    AND ($39::timestamptz IS NULL OR u.finished_at IS NULL OR u.finished_at <= $39)
+   AND ($41::text[] IS NULL OR EXISTS (
+            SELECT FROM headgate.unique_jobs q WHERE q.tenant_no = $1 AND q.job_id = u.id AND q.key = ANY ($41)))
+   AND ($42::text[] IS NULL OR NOT EXISTS (
+            SELECT FROM headgate.unique_jobs q WHERE q.tenant_no = $1 AND q.job_id = u.id AND q.key = ANY ($42)))
  ORDER BY CASE WHEN $40::boolean THEN u.id END, u.id DESC LIMIT $3"""
 BODIES: Final = """
 SELECT k.id, coalesce(u.payload, p.payload)
@@ -169,6 +173,8 @@ class Filter:
     not_workers: tuple[tuple[str, ...], ...] = ()  # none of any choice fits
     errors: tuple[tuple[str, ...], ...] = ()
     not_errors: tuple[tuple[str, ...], ...] = ()
+    unique_keys: frozenset[str] | None = None
+    not_unique_keys: frozenset[str] | None = None
     ids: frozenset[UUID] | None = None
     not_ids: frozenset[UUID] | None = None
     ended_by: datetime | None = None  # not what ended after it

@@ -33,7 +33,7 @@ def days_of(matching: Filter) -> tuple[datetime, datetime]:
 
 
 def order_of(matching: Filter) -> tuple[str, str | None, int | None]:
-    """The narrowest order that holds everything the filter can match, with the tag or the schedule that owns it."""
+    """The narrowest order that holds all that the filter can match, with its tag or unique key, or its schedule."""
     if matching.tags:
         return "tagged", matching.tags[0], None
     for choice in matching.tag_choices:
@@ -41,6 +41,8 @@ def order_of(matching: Filter) -> tuple[str, str | None, int | None]:
             return "tagged", next(iter(choice)), None
     if (schedule_no := _only_schedule(matching)) is not None:
         return "scheduled", None, schedule_no
+    if matching.unique_keys is not None and len(matching.unique_keys) == 1:
+        return "unique", next(iter(matching.unique_keys)), None
     days = days_of(matching)
     narrow = days != (_BEGINNING, _END)
     for few, name in (
@@ -100,6 +102,8 @@ def look_up_arguments(matching: Filter, *, oldest: bool = False) -> tuple[object
         _listed(matching.not_ids),
         matching.ended_by,
         oldest,
+        _listed(matching.unique_keys),
+        _listed(matching.not_unique_keys),
     )
 
 

@@ -92,9 +92,11 @@ async def compiled(
         elif term.field is Field.SCHEDULE:
             found = await _numbers(db, SCHEDULES, tenant_no, term)
             _choose(parts, ("schedule_nos", "not_schedule_nos"), found, negated=term.negated)
+        elif term.field is Field.UNIQUE:
+            _choose(parts, ("unique_keys", "not_unique_keys"), set(map(str, term.values)), negated=term.negated)
         elif term.field is Field.ARGS:
             parts["bodies"] = (*_terms(parts.get("bodies")), term)
-    positive = ("states", "topic_nos", "priorities", "attempts", "groups", "ids", "schedule_nos")
+    positive = ("states", "topic_nos", "priorities", "attempts", "groups", "ids", "schedule_nos", "unique_keys")
     if any(name in parts and not parts[name] for name in positive):
         return None
     return Filter(**parts)  # type: ignore[arg-type]  # each part by its own name

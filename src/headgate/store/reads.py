@@ -20,6 +20,7 @@ from headgate.domain.errors import NotFound
 from headgate.domain.flags import HAS_RELATIONS, JobFlag
 from headgate.domain.headers import deadline_us_of, of_caller
 from headgate.domain.ids import JobId
+from headgate.domain.job_logs import LogPage
 from headgate.domain.pacing import Pace
 from headgate.domain.states import EventKind, OutcomeKind, State
 from headgate.domain.timestamps import from_unix_us
@@ -30,21 +31,27 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.dependencies import relations
 from headgate.store.errors import translating
+from headgate.store.job_logs import read_log_lines, read_newest_lines
 from headgate.store.schedules import lineage
 
+# index: jobs_pkey, archive_pkey; idempotency_keys_of_job. tenant_no + 0: else all keys of the tenant may be read.
 GET: Final = """
 SELECT j.id, j.topic_no, j.state, j.priority, j.attempt, j.max_attempts, j.epoch, j.policy_no, j.last_outcome,
        j.flags & 16 /* cancel_requested */ <> 0, j.owner, split_part(j.worker, chr(31), 1), j.created_at, j.run_at,
        j.claimed_at,
        j.lease_until, NULL::timestamptz, j.last_error, j.headers, j.rank_class, j.rank_at, j.flags,
-       j.progress, headgate.clock_v1()
-  FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
+       j.progress, headgate.clock_v1(), i.key
+  FROM headgate.jobs j LEFT JOIN headgate.idempotency_keys i
+    ON i.job_id = j.id AND i.tenant_no + 0 = $1 AND i.expires_at > headgate.clock_v1()
+ WHERE j.tenant_no = $1 AND j.id = $2
  UNION ALL
 SELECT a.id, a.topic_no, a.state, a.priority, a.attempt, a.max_attempts, a.epoch, a.policy_no, a.last_outcome,
        a.flags & 16 /* cancel_requested */ <> 0, a.owner, split_part(a.worker, chr(31), 1), a.created_at, a.run_at,
        a.claimed_at,
-       NULL, a.finished_at, a.last_error, a.headers, NULL, NULL, a.flags, a.progress, headgate.clock_v1()
-  FROM headgate.archive a WHERE a.tenant_no = $1 AND a.id = $2"""
+       NULL, a.finished_at, a.last_error, a.headers, NULL, NULL, a.flags, a.progress, headgate.clock_v1(), i.key
+  FROM headgate.archive a LEFT JOIN headgate.idempotency_keys i
+    ON i.job_id = a.id AND i.tenant_no + 0 = $1 AND i.expires_at > headgate.clock_v1()
+ WHERE a.tenant_no = $1 AND a.id = $2"""
 PAYLOAD: Final = """
 SELECT coalesce(f.payload, p.payload)
   FROM (SELECT j.payload FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = $2
@@ -139,6 +146,7 @@ async def get(db: Connection, tenant_no: int, job_id: UUID) -> JobView:
         flags=row[21],
         progress=json.loads(row[22]) if row[22] else None,
         read_at=row[23],
+        key=row[24] or "",
     )
 
 
@@ -276,6 +284,24 @@ class JobStore:
                 dependencies=await relations(db, tenant_no, job_id) if related else DependencyView(),
                 lineage=await lineage(db, tenant_no, job_id) if view.flags & JobFlag.FROM_SCHEDULE else None,
             )
+
+    async def logs(
+        self,
+        tenant: str,
+        job_id: UUID,
+        *,
+        since: datetime,
+        attempt: int | None,
+        after: tuple[int, int],
+        limit: int,
+        newest: bool,
+    ) -> LogPage:
+        """Log lines of a job that was submitted at `since`: those beyond `after`, or the newest ones."""
+        tenant_no = await self._database.tenant_no(tenant)
+        async with self._database.as_tenant("read", tenant_no) as db:
+            if newest:
+                return await read_newest_lines(db, tenant_no, job_id, since=since, attempt=attempt, limit=limit)
+            return await read_log_lines(db, tenant_no, job_id, since=since, attempt=attempt, after=after, limit=limit)
 
     async def finished(self, tenant_no: int, ids: Sequence[UUID]) -> list[UUID]:
         """Those of these jobs that have ended."""

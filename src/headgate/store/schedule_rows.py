@@ -22,6 +22,8 @@ from headgate.domain.schedules import (
     Timing,
     WhenFull,
 )
+from headgate.domain.timestamps import EPOCH
+from headgate.domain.units import exact
 from headgate.domain.validation import MILLISECOND, to_ms
 from headgate.domain.views import ScheduleView
 from headgate.store.connect import Connection
@@ -140,9 +142,10 @@ def summary(view: ScheduleView) -> dict[str, object]:
         case At(at=at):
             when = f"at {at.isoformat()}"
         case After(delay=delay):
-            when = f"after {delay}"
+            when = f"after {exact(delay)}"
         case Every(interval=interval, anchor=anchor):
-            when = f"every {interval} from {anchor.isoformat()}"
+            # Counted from 1970 unless an operator has said otherwise.
+            when = f"every {exact(interval)}" + ("" if anchor == EPOCH else f" from {anchor.isoformat()}")
         case Cron(expression=expression, zone=zone):
             when = f"{expression} {zone}"
         case _:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
+
+import asyncpg
 
 from headgate.domain.errors import AlreadyExists, NotFound, Refused, VersionConflict, paused_again
 from headgate.domain.ids import JobId, TenantNo
@@ -84,6 +87,21 @@ SELECT l.job_id, l.occurrence, l.covers_from, l.triggered, f.state
        LIMIT 1) AS f ON true
  WHERE l.tenant_no = $1 AND l.schedule_no = $2 AND ($3::timestamptz IS NULL OR l.occurrence < $3)
  ORDER BY l.occurrence DESC LIMIT $4"""
+# As JOBS, for several schedules. A job ends after its occurrence (or up to a day before it, if the clock was set back):
+# older days of the archive are not looked at.
+RECENT: Final = """
+SELECT l.job_id, l.occurrence, l.covers_from, l.triggered, f.state, n.schedule_no
+  FROM unnest($2::int[]) AS n(schedule_no)
+ CROSS JOIN LATERAL (
+       SELECT s.job_id, s.occurrence, s.covers_from, s.triggered FROM headgate.schedule_jobs s
+        WHERE s.tenant_no = $1 AND s.schedule_no = n.schedule_no ORDER BY s.occurrence DESC LIMIT $3) AS l
+  LEFT JOIN LATERAL (
+       (SELECT j.state FROM headgate.jobs j WHERE j.tenant_no = $1 AND j.id = l.job_id LIMIT 1)
+       UNION ALL
+       (SELECT a.state FROM headgate.archive a
+         WHERE a.tenant_no = $1 AND a.id = l.job_id AND a.finished_at >= l.occurrence - interval '1 day' LIMIT 1)
+       LIMIT 1) AS f ON true
+ ORDER BY n.schedule_no, l.occurrence DESC"""
 # index: schedule_jobs_of_job
 LINEAGE: Final = """
 SELECT coalesce(s.name, ''), l.occurrence, l.triggered
@@ -259,16 +277,29 @@ async def jobs(
     with translating(writing=False):
         view = await _found(db, names, tenant_no, name)
         rows = await db.fetch(JOBS, tenant_no, view.schedule_no, before, limit)
-    return [
-        ScheduledJob(
-            job_id=JobId(row[0]),
-            occurrence=row[1],
-            covers_from=row[2],
-            triggered=row[3],
-            state=None if row[4] is None else State(row[4]),
-        )
-        for row in rows
-    ]
+    return [_scheduled(row) for row in rows]
+
+
+async def recent_jobs(
+    db: Connection, tenant_no: int, schedule_nos: Sequence[int], *, limit: int
+) -> dict[int, list[ScheduledJob]]:
+    """What each of these schedules made last, newest occurrence first."""
+    with translating(writing=False):
+        rows = await db.fetch(RECENT, tenant_no, schedule_nos, limit)
+    found: dict[int, list[ScheduledJob]] = {}
+    for row in rows:
+        found.setdefault(row[5], []).append(_scheduled(row))
+    return found
+
+
+def _scheduled(row: asyncpg.Record) -> ScheduledJob:
+    return ScheduledJob(
+        job_id=JobId(row[0]),
+        occurrence=row[1],
+        covers_from=row[2],
+        triggered=row[3],
+        state=None if row[4] is None else State(row[4]),
+    )
 
 
 async def lag(db: Connection, tenant_no: TenantNo, *, topics: TopicSet | None = None) -> timedelta | None:
@@ -342,6 +373,7 @@ class ScheduleStore(TenantCalls):
     resume = named_call("admin", resume)
     trigger = named_call("admin", trigger)
     jobs = named_call("read", jobs)
+    recent_jobs = tenant_call("read", recent_jobs)
     lag = tenant_call("read", lag)
 
     async def put(

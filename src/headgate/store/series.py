@@ -18,6 +18,7 @@ from headgate.domain.histogram import WAITS_US
 from headgate.domain.states import State
 from headgate.domain.stats import SERIES_TOPICS_MAX, Failing, Flows, Interval, Latency, Series, Window, depths
 from headgate.domain.topic_sets import TopicSet
+from headgate.domain.validation import MILLISECOND
 from headgate.store import matching, reads
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
@@ -33,13 +34,15 @@ NOW: Final = "SELECT headgate.clock_v1()"
 # Folded (index: flow_buckets_pkey), and not folded yet. $2: topics, or 0 alone for all of them.
 FLOWS: Final = """
 SELECT f.at, sum(f.submitted)::bigint, sum(f.started)::bigint, sum(f.completed)::bigint, sum(f.retried)::bigint,
-       sum(f.failed)::bigint, sum(f.dead)::bigint, sum(f.cancelled)::bigint, sum(f.pending_change)::bigint
-  FROM (SELECT b.at, b.submitted, b.started, b.completed, b.retried, b.failed, b.dead, b.cancelled, b.pending_change
+       sum(f.failed)::bigint, sum(f.dead)::bigint, sum(f.cancelled)::bigint, sum(f.pending_change)::bigint,
+       max(f.oldest_ms), max(f.oldest_paused_ms)
+  FROM (SELECT b.at, b.submitted, b.started, b.completed, b.retried, b.failed, b.dead, b.cancelled, b.pending_change,
+               b.oldest_ms, b.oldest_paused_ms
           FROM headgate.flow_buckets b
          WHERE b.tenant_no = $1 AND b.topic_no = ANY ($2::int[]) AND b.seconds = $3 AND b.at >= $4
          UNION ALL
         SELECT date_bin($3 * interval '1 second', d.at, timestamptz 'epoch'), c.submitted, c.started, c.completed,
-               c.retried, c.failed, c.dead, c.cancelled, c.pending_change
+               c.retried, c.failed, c.dead, c.cancelled, c.pending_change, NULL, NULL
           FROM headgate.flow_deltas d
          CROSS JOIN LATERAL headgate.flow_columns_v1(d.from_state, d.to_state, d.n) AS c
          WHERE d.tenant_no = $1 AND ($2::int[] = '{0}' OR d.topic_no = ANY ($2::int[])) AND d.at >= $4) AS f
@@ -156,6 +159,7 @@ def _series(
                 at=at,
                 flows=_flows(flows.get(at)) if known else None,
                 depth=pending if known else None,
+                oldest_due=_oldest(flows.get(at), served=at in served, paused_too=bool(topic)),
                 pickup=Latency.of(pickups[at]),
                 run=Latency.of(runs[at]),
             )
@@ -184,6 +188,13 @@ def _flows(row: asyncpg.Record | None) -> Flows:
         dead=row[6],
         cancelled=row[7],
     )
+
+
+def _oldest(row: asyncpg.Record | None, *, served: bool, paused_too: bool) -> timedelta | None:
+    """The longest wait that was noted. A server that ran and noted none has seen none; else nothing is known."""
+    noted = [] if row is None else [row[9], row[10] if paused_too else None]
+    longest = max((ms for ms in noted if ms is not None), default=0 if served else None)
+    return None if longest is None else longest * MILLISECOND
 
 
 def added(mine: Sequence[int], theirs: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.events import forget_completions
+from headgate.store.job_logs import BEGINNING, forget_log_lines
 from headgate.store.lane import transaction
 from headgate.store.partitions import ensure_partitions
 from headgate.store.quiet import forget_quiet
@@ -34,6 +35,8 @@ HOT_TABLES: Final = (
 )
 MEASURED_PAGES: Final = 1_000
 """Of each table, to know what tenants store: 8 MB. Larger tables are sampled."""
+AGES_AT_ONCE: Final = 500
+"""Topics whose oldest due job is looked up in one round: 6,000 in a minute."""
 MEASURED_DAYS: Final = 2
 """Older days of the archive, in each pass."""
 DEAD_ROWS: Final = """
@@ -147,6 +150,17 @@ async def note_served(db: Connection) -> None:
         await db.execute(NOTE_SERVED)
 
 
+async def record_ages(db: Connection, after: int = 0, *, limit: int = AGES_AT_ONCE) -> int:
+    """Note how long due jobs of at most `limit` topics have waited; returns the topic to continue after, 0: the first.
+
+    In a transaction of its own: it writes the rows that `fold_flows` of another instance writes, in the same order.
+    """
+    check_integer(limit, field="limit", low=1, high=100_000)
+    with translating(writing=True):
+        last: int = await db.fetchval("SELECT headgate.record_ages_v1($1, $2)", after, limit)
+    return last
+
+
 async def forget_arrivals(db: Connection, *, apart_ms: int = ARRIVALS_APART_MS) -> int:
     """Delete the arrivals that all claimers have seen, unless that was done lately; returns how many there were."""
     check_integer(apart_ms, field="apart_ms", low=0, high=86_400_000)
@@ -182,14 +196,16 @@ async def measure_stored(db: Connection) -> None:
 
 
 class UpkeepRounds:
-    """Remembers how far the check of limits has come."""
+    """Remembers how far the check of limits, and the looks at topics and at log lines, have come."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._mended = (0, "")
+        self._aged = 0
+        self._lines = BEGINNING
 
     async def tidy(self, *, thorough: bool) -> None:
-        """Fold counters and forget arrivals; `thorough`: also what is due every minute."""
+        """Fold counters, note how long jobs wait, forget arrivals; `thorough`: also what is due every minute."""
         async with self._database.lane("upkeep").use() as db:
             await fold_flows(db)
             await note_served(db)
@@ -204,6 +220,11 @@ class UpkeepRounds:
                 await ensure_partitions(db)
                 await warn_of_held_snapshots(db)
                 await measure_stored(db)
+        async with self._database.lane("upkeep").use() as db:
+            self._aged = await record_ages(db, self._aged)
+        if thorough:
+            async with self._database.lane("upkeep").use() as db:  # its row locks are held for no other step
+                _, self._lines = await forget_log_lines(db, self._lines)
 
     async def vacuum(self) -> None:
         """Vacuum the tables that change most."""

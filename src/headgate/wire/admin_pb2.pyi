@@ -1293,6 +1293,100 @@ class FindIdsResponse(_message.Message):
 Global___FindIdsResponse: _TypeAlias = FindIdsResponse  # noqa: Y015
 
 @_typing.final
+class ListJobLogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    attempt: _builtins.int
+    """only lines of this attempt; 0: of all"""
+    after: _builtins.str
+    """`cursor` of an earlier answer: only lines beyond it"""
+    limit: _builtins.int
+    """1 to 1,000; 0: 200"""
+    newest: _builtins.bool
+    """the newest lines instead of the oldest ones; not together with `after`"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        attempt: _builtins.int = ...,
+        after: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        newest: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "id", b"id", "limit", b"limit", "newest", b"newest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobLogsRequest: _TypeAlias = ListJobLogsRequest  # noqa: Y015
+
+@_typing.final
+class ListJobLogsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.str
+    """names the last line; empty if there are none"""
+    more: _builtins.bool
+    """further lines follow; with `newest`: there are older ones"""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLogLine]: ...
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[Global___StoredLogLine] | None = ...,
+        cursor: _builtins.str = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "lines", b"lines", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobLogsResponse: _TypeAlias = ListJobLogsResponse  # noqa: Y015
+
+@_typing.final
+class StoredLogLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """0: not known"""
+    epoch: _builtins.int
+    left_out: _builtins.int
+    """lines of the attempt right before this one that are not kept"""
+    @_builtins.property
+    def line(self) -> _jobs_pb2.LogLine: ...
+    def __init__(
+        self,
+        *,
+        line: _jobs_pb2.LogLine | None = ...,
+        attempt: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["line", b"line"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "left_out", b"left_out", "line", b"line"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredLogLine: _TypeAlias = StoredLogLine  # noqa: Y015
+
+@_typing.final
 class GetSystemRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -123,6 +123,29 @@ ON_PARENT_FAILURE_BLOCK: OnParentFailure.ValueType  # 2
 """keep waiting: the parent may be redriven"""
 Global___OnParentFailure: _TypeAlias = OnParentFailure  # noqa: Y015
 
+class _LogLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
+    LOG_LEVEL_DEBUG: _LogLevel.ValueType  # 1
+    LOG_LEVEL_INFO: _LogLevel.ValueType  # 2
+    LOG_LEVEL_WARNING: _LogLevel.ValueType  # 3
+    LOG_LEVEL_ERROR: _LogLevel.ValueType  # 4
+    LOG_LEVEL_CRITICAL: _LogLevel.ValueType  # 5
+
+class LogLevel(_LogLevel, metaclass=_LogLevelEnumTypeWrapper): ...
+
+LOG_LEVEL_UNSPECIFIED: LogLevel.ValueType  # 0
+LOG_LEVEL_DEBUG: LogLevel.ValueType  # 1
+LOG_LEVEL_INFO: LogLevel.ValueType  # 2
+LOG_LEVEL_WARNING: LogLevel.ValueType  # 3
+LOG_LEVEL_ERROR: LogLevel.ValueType  # 4
+LOG_LEVEL_CRITICAL: LogLevel.ValueType  # 5
+Global___LogLevel: _TypeAlias = LogLevel  # noqa: Y015
+
 @_typing.final
 class Job(_message.Message):
     """A job as a worker gets it."""
@@ -488,6 +511,7 @@ class JobInfo(_message.Message):
     DEADLINE_US_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     OLDER_EVENTS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     tenant: _builtins.str
     topic: _builtins.str
@@ -518,6 +542,8 @@ class JobInfo(_message.Message):
     """0: none"""
     older_events: _builtins.bool
     """there are events before the first of `events`"""
+    key: _builtins.str
+    """idempotency key, until it expires"""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -576,10 +602,11 @@ class JobInfo(_message.Message):
         deadline_us: _builtins.int = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
         older_events: _builtins.bool = ...,
+        key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "older_events", b"older_events", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tags", b"tags", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "batch_id", b"batch_id", "cancel_requested", b"cancel_requested", "child_count", b"child_count", "children", b"children", "claimed_us", b"claimed_us", "created_us", b"created_us", "deadline_us", b"deadline_us", "epoch", b"epoch", "events", b"events", "finished_us", b"finished_us", "headers", b"headers", "id", b"id", "key", b"key", "last_error", b"last_error", "lease_until_us", b"lease_until_us", "lineage", b"lineage", "max_attempts", b"max_attempts", "older_events", b"older_events", "parent_count", b"parent_count", "parents", b"parents", "payload", b"payload", "priority", b"priority", "progress", b"progress", "result", b"result", "run_at_us", b"run_at_us", "state", b"state", "tags", b"tags", "tenant", b"tenant", "topic", b"topic", "unique_key", b"unique_key", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,6 +720,44 @@ class Progress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class LogLine(_message.Message):
+    """What a handler logged. Longer lines than 4 KiB are cut."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    AT_US_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    """Counts the lines of an attempt from 1, also those that are not sent: it orders them, and gaps are shown as lines that were
+    left out.
+    """
+    at_us: _builtins.int
+    """by the clock of the worker; for display"""
+    level: Global___LogLevel.ValueType
+    logger: _builtins.str
+    """its name; can be empty"""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        at_us: _builtins.int = ...,
+        level: Global___LogLevel.ValueType = ...,
+        logger: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "level", b"level", "logger", b"logger", "seq", b"seq", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLine: _TypeAlias = LogLine  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):

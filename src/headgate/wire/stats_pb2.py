@@ -26,7 +26,7 @@ from headgate.wire import bulk_pb2 as headgate_dot_v1_dot_bulk__pb2
 from headgate.wire import jobs_pb2 as headgate_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headgate/v1/stats.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/bulk.proto\x1a\x16headgate/v1/jobs.proto\"/\n\x0fGetStatsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\t\"\x86\x02\n\x10GetStatsResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x03\x12\r\n\x05topic\x18\x02 \x01(\t\x12\r\n\x05since\x18\x03 \x01(\t\x12\x0f\n\x07step_ms\x18\x04 \x01(\x03\x12(\n\tintervals\x18\x05 \x03(\x0b\x32\x15.headgate.v1.Interval\x12\'\n\x06\x63ounts\x18\x06 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12(\n\x06pickup\x18\x07 \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12%\n\x03run\x18\x08 \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12\x0f\n\x07partial\x18\t \x01(\x08\"\x84\x02\n\x08Interval\x12\r\n\x05\x61t_us\x18\x01 \x01(\x03\x12\x10\n\x08recorded\x18\x02 \x01(\x08\x12\x11\n\tsubmitted\x18\x03 \x01(\x04\x12\x0f\n\x07started\x18\x04 \x01(\x04\x12\x11\n\tcompleted\x18\x05 \x01(\x04\x12\x0f\n\x07retried\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\x08 \x01(\x04\x12\x11\n\tcancelled\x18\t \x01(\x04\x12\r\n\x05\x64\x65pth\x18\n \x01(\x04\x12(\n\x06pickup\x18\x0b \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12%\n\x03run\x18\x0c \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\":\n\x0bLatencyInfo\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\r\n\x05p50_s\x18\x02 \x01(\x01\x12\r\n\x05p99_s\x18\x03 \x01(\x01\"2\n\x12ListFailingRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"q\n\x13ListFailingResponse\x12\x10\n\x08since_us\x18\x01 \x01(\x03\x12&\n\x06groups\x18\x02 \x03(\x0b\x32\x16.headgate.v1.DeadGroup\x12\x11\n\tlooked_at\x18\x03 \x01(\r\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x32\xa9\x01\n\x0cStatsService\x12G\n\x08GetStats\x12\x1c.headgate.v1.GetStatsRequest\x1a\x1d.headgate.v1.GetStatsResponse\x12P\n\x0bListFailing\x12\x1f.headgate.v1.ListFailingRequest\x1a .headgate.v1.ListFailingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headgate/v1/stats.proto\x12\x0bheadgate.v1\x1a\x16headgate/v1/bulk.proto\x1a\x16headgate/v1/jobs.proto\"/\n\x0fGetStatsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\t\"\x86\x02\n\x10GetStatsResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x03\x12\r\n\x05topic\x18\x02 \x01(\t\x12\r\n\x05since\x18\x03 \x01(\t\x12\x0f\n\x07step_ms\x18\x04 \x01(\x03\x12(\n\tintervals\x18\x05 \x03(\x0b\x32\x15.headgate.v1.Interval\x12\'\n\x06\x63ounts\x18\x06 \x03(\x0b\x32\x17.headgate.v1.StateCount\x12(\n\x06pickup\x18\x07 \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12%\n\x03run\x18\x08 \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12\x0f\n\x07partial\x18\t \x01(\x08\"\xb0\x02\n\x08Interval\x12\r\n\x05\x61t_us\x18\x01 \x01(\x03\x12\x10\n\x08recorded\x18\x02 \x01(\x08\x12\x11\n\tsubmitted\x18\x03 \x01(\x04\x12\x0f\n\x07started\x18\x04 \x01(\x04\x12\x11\n\tcompleted\x18\x05 \x01(\x04\x12\x0f\n\x07retried\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\x08 \x01(\x04\x12\x11\n\tcancelled\x18\t \x01(\x04\x12\r\n\x05\x64\x65pth\x18\n \x01(\x04\x12(\n\x06pickup\x18\x0b \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12%\n\x03run\x18\x0c \x01(\x0b\x32\x18.headgate.v1.LatencyInfo\x12\x19\n\x0coldest_due_s\x18\r \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_oldest_due_s\":\n\x0bLatencyInfo\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\r\n\x05p50_s\x18\x02 \x01(\x01\x12\r\n\x05p99_s\x18\x03 \x01(\x01\"2\n\x12ListFailingRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"q\n\x13ListFailingResponse\x12\x10\n\x08since_us\x18\x01 \x01(\x03\x12&\n\x06groups\x18\x02 \x03(\x0b\x32\x16.headgate.v1.DeadGroup\x12\x11\n\tlooked_at\x18\x03 \x01(\r\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x32\xa9\x01\n\x0cStatsService\x12G\n\x08GetStats\x12\x1c.headgate.v1.GetStatsRequest\x1a\x1d.headgate.v1.GetStatsResponse\x12P\n\x0bListFailing\x12\x1f.headgate.v1.ListFailingRequest\x1a .headgate.v1.ListFailingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,13 +38,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSRESPONSE']._serialized_start=138
   _globals['_GETSTATSRESPONSE']._serialized_end=400
   _globals['_INTERVAL']._serialized_start=403
-  _globals['_INTERVAL']._serialized_end=663
-  _globals['_LATENCYINFO']._serialized_start=665
-  _globals['_LATENCYINFO']._serialized_end=723
-  _globals['_LISTFAILINGREQUEST']._serialized_start=725
-  _globals['_LISTFAILINGREQUEST']._serialized_end=775
-  _globals['_LISTFAILINGRESPONSE']._serialized_start=777
-  _globals['_LISTFAILINGRESPONSE']._serialized_end=890
-  _globals['_STATSSERVICE']._serialized_start=893
-  _globals['_STATSSERVICE']._serialized_end=1062
+  _globals['_INTERVAL']._serialized_end=707
+  _globals['_LATENCYINFO']._serialized_start=709
+  _globals['_LATENCYINFO']._serialized_end=767
+  _globals['_LISTFAILINGREQUEST']._serialized_start=769
+  _globals['_LISTFAILINGREQUEST']._serialized_end=819
+  _globals['_LISTFAILINGRESPONSE']._serialized_start=821
+  _globals['_LISTFAILINGRESPONSE']._serialized_end=934
+  _globals['_STATSSERVICE']._serialized_start=937
+  _globals['_STATSSERVICE']._serialized_end=1106
 # @@protoc_insertion_point(module_scope)

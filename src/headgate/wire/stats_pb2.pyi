@@ -117,6 +117,7 @@ class Interval(_message.Message):
     DEPTH_FIELD_NUMBER: _builtins.int
     PICKUP_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    OLDEST_DUE_S_FIELD_NUMBER: _builtins.int
     at_us: _builtins.int
     """its beginning"""
     recorded: _builtins.bool
@@ -132,6 +133,8 @@ class Interval(_message.Message):
     cancelled: _builtins.int
     depth: _builtins.int
     """pending jobs at its end"""
+    oldest_due_s: _builtins.float
+    """the longest that a due job had waited; 0: none waited; not set: not known"""
     @_builtins.property
     def pickup(self) -> Global___LatencyInfo:
         """not set: no job was started"""
@@ -155,12 +158,15 @@ class Interval(_message.Message):
         depth: _builtins.int = ...,
         pickup: Global___LatencyInfo | None = ...,
         run: Global___LatencyInfo | None = ...,
+        oldest_due_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pickup", b"pickup", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_due_s", b"_oldest_due_s", "oldest_due_s", b"oldest_due_s", "pickup", b"pickup", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "cancelled", b"cancelled", "completed", b"completed", "dead", b"dead", "depth", b"depth", "failed", b"failed", "pickup", b"pickup", "recorded", b"recorded", "retried", b"retried", "run", b"run", "started", b"started", "submitted", b"submitted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_due_s", b"_oldest_due_s", "at_us", b"at_us", "cancelled", b"cancelled", "completed", b"completed", "dead", b"dead", "depth", b"depth", "failed", b"failed", "oldest_due_s", b"oldest_due_s", "pickup", b"pickup", "recorded", b"recorded", "retried", b"retried", "run", b"run", "started", b"started", "submitted", b"submitted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__oldest_due_s: _TypeAlias = _typing.Literal["oldest_due_s"]  # noqa: Y015
+    _WhichOneofArgType__oldest_due_s: _TypeAlias = _typing.Literal["_oldest_due_s", b"_oldest_due_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_due_s) -> _WhichOneofReturnType__oldest_due_s | None: ...
 
 Global___Interval: _TypeAlias = Interval  # noqa: Y015
 

@@ -27,7 +27,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class WorkerFrame(_message.Message):
-    """A frame can carry several parts; they are processed in the order hello, quiet, outcomes, beat, ready. An error in one part
+    """A frame can carry several parts; they are processed in the order hello, quiet, logs, outcomes, beat, ready. An error in one part
     does not stop the others.
     """
 
@@ -38,6 +38,7 @@ class WorkerFrame(_message.Message):
     BEAT_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -48,6 +49,8 @@ class WorkerFrame(_message.Message):
     def ready(self) -> Global___Ready: ...
     @_builtins.property
     def quiet(self) -> Global___Quiet: ...
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLines]: ...
     def __init__(
         self,
         *,
@@ -56,10 +59,11 @@ class WorkerFrame(_message.Message):
         beat: Global___Beat | None = ...,
         ready: Global___Ready | None = ...,
         quiet: Global___Quiet | None = ...,
+        logs: _abc.Iterable[Global___JobLines] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "outcomes", b"outcomes", "quiet", b"quiet", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "outcomes", b"outcomes", "quiet", b"quiet", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello", "logs", b"logs", "outcomes", b"outcomes", "quiet", b"quiet", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +318,43 @@ class JobProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
+
+@_typing.final
+class JobLines(_message.Message):
+    """Log lines of one attempt, for people: send those of an attempt at most once per second, and before its outcome. Lines of a job
+    that this stream does not hold with this epoch are ignored. They are not acknowledged, and a busy server drops them. Of an
+    attempt the first 50 lines and the newest 150 are kept, up to 64 KiB.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    epoch: _builtins.int
+    attempt: _builtins.int
+    """0: the present one of the job"""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.LogLine]:
+        """of more than 200, the newest"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        lines: _abc.Iterable[_jobs_pb2.LogLine] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "id", b"id", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobLines: _TypeAlias = JobLines  # noqa: Y015
 
 @_typing.final
 class Extension(_message.Message):
@@ -804,6 +845,7 @@ class HeartbeatRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """counts as a heartbeat of this worker if it is connected with the same credential"""
     lease_seconds: _builtins.int
@@ -814,6 +856,10 @@ class HeartbeatRequest(_message.Message):
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobProgress]:
         """of jobs in `held`"""
 
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLines]:
+        """of jobs in `held`"""
+
     def __init__(
         self,
         *,
@@ -821,10 +867,11 @@ class HeartbeatRequest(_message.Message):
         held: Global___Held | None = ...,
         lease_seconds: _builtins.int = ...,
         progress: _abc.Iterable[Global___JobProgress] | None = ...,
+        logs: _abc.Iterable[Global___JobLines] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_seconds", b"lease_seconds", "progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "lease_seconds", b"lease_seconds", "logs", b"logs", "progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

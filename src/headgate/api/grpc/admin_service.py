@@ -16,15 +16,18 @@ from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import grpc_service, unary
 from headgate.api.grpc.system_codec import system_info
 from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
+from headgate.control.jobs import Jobs
 from headgate.control.system import System
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.ids import IdKind, id_from_bytes
+from headgate.domain.job_logs import LINES_MAX
 from headgate.domain.retention import RetentionRules
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import MILLISECOND, check_integer, to_ms
 from headgate.domain.views import AuditFilter, Pause, Status, Target, TargetKind
 from headgate.wire import admin_pb2 as pb
+from headgate.wire import jobs_pb2
 
 NAME: Final = "headgate.v1.AdminService"
 AUDIT_PAGE: Final = 100
@@ -35,8 +38,8 @@ Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AdminService:
     """One method per call."""
 
-    def __init__(self, admin: Admin, system: System) -> None:
-        self._admin, self._system = admin, system
+    def __init__(self, admin: Admin, system: System, jobs: Jobs) -> None:
+        self._admin, self._system, self._jobs = admin, system, jobs
 
     async def pause(self, request: pb.PauseRequest, _call: Call) -> pb.PauseResponse:
         """Stop dispatch of a target."""
@@ -142,6 +145,36 @@ class AdminService:
         ids, more = await self._admin.find_ids(caller(), kind, request.prefix)
         return pb.FindIdsResponse(ids=[one.bytes for one in ids], more=more)
 
+    async def list_job_logs(self, request: pb.ListJobLogsRequest, _call: Call) -> pb.ListJobLogsResponse:
+        """Log lines of a job."""
+        page = await self._jobs.logs(
+            caller(),
+            _ids([request.id])[0],
+            attempt=request.attempt,
+            after=request.after,
+            limit=request.limit or LINES_MAX,
+            newest=request.newest,
+        )
+        return pb.ListJobLogsResponse(
+            lines=[
+                pb.StoredLogLine(
+                    line=jobs_pb2.LogLine(
+                        seq=one.seq,
+                        at_us=at_us(one.at),
+                        level=jobs_pb2.LogLevel.ValueType(one.level),
+                        logger=one.logger,
+                        text=one.text,
+                    ),
+                    attempt=one.attempt,
+                    epoch=one.epoch,
+                    left_out=one.left_out,
+                )
+                for one in page.lines
+            ],
+            cursor=page.cursor,
+            more=page.more,
+        )
+
     async def quiet_worker(self, request: pb.QuietWorkerRequest, _call: Call) -> pb.QuietWorkerResponse:
         """Stop deliveries to a worker."""
         check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
@@ -212,9 +245,9 @@ class AdminService:
         )
 
 
-def methods(admin: Admin, system: System) -> grpc.GenericRpcHandler:
+def methods(admin: Admin, system: System, jobs: Jobs) -> grpc.GenericRpcHandler:
     """The service's methods."""
-    service = AdminService(admin, system)
+    service = AdminService(admin, system, jobs)
     return grpc_service(
         NAME,
         {
@@ -232,6 +265,7 @@ def methods(admin: Admin, system: System) -> grpc.GenericRpcHandler:
             "ResumeWorker": unary(service.resume_worker, pb.ResumeWorkerRequest, pb.ResumeWorkerResponse),
             "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
             "FindIds": unary(service.find_ids, pb.FindIdsRequest, pb.FindIdsResponse),
+            "ListJobLogs": unary(service.list_job_logs, pb.ListJobLogsRequest, pb.ListJobLogsResponse),
             "SetRetention": unary(service.set_retention, pb.SetRetentionRequest, pb.RetentionRules),
             "GetSystem": unary(service.get_system, pb.GetSystemRequest, pb.SystemInfo),
             "RunRetention": unary(service.run_retention, pb.RunRetentionRequest, pb.RunRetentionResponse),

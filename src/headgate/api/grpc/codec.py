@@ -92,6 +92,7 @@ def job_info(job: JobView) -> jobs_pb2.JobInfo:
         deadline_us=at_us(job.deadline),
         payload=job.payload or b"",
         result=job.result or b"",
+        key=job.key,
         unique_key=job.dependencies.unique_key,
         parents=_relations(job.dependencies.parents) if job.dependencies.parents else (),
         parent_count=job.dependencies.parent_count,

@@ -79,7 +79,7 @@ def grpc_server(
         (
             worker_methods(worker, peers),
             producer_methods(producer, peers),
-            admin_service.methods(cases.admin, cases.system),
+            admin_service.methods(cases.admin, cases.system, cases.jobs),
             batch_methods(BatchService(cases.batches)),
             bulk_methods(BulkService(cases.bulk)),
             event_methods(EventService(cases.events)),

@@ -63,6 +63,7 @@ def _interval(one: Interval) -> pb.Interval:
         dead=flows.dead,
         cancelled=flows.cancelled,
         depth=one.depth or 0,
+        oldest_due_s=None if one.oldest_due is None else one.oldest_due.total_seconds(),
         pickup=_latency(one.pickup),
         run=_latency(one.run),
     )

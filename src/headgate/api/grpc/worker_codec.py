@@ -18,10 +18,11 @@ from headgate.domain.dispatching import Settled
 from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.ids import ID_BYTES
+from headgate.domain.job_logs import LINES_MAX, AttemptLines, LogLevel, LogLine, log_line
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.progress import progress_values
 from headgate.domain.states import Receipt, State
-from headgate.domain.validation import clean_text
+from headgate.domain.validation import check_integer, clean_text
 from headgate.wire import jobs_pb2, worker_pb2
 
 Uuids: TypeAlias = Callable[[Sequence[bytes]], list[UUID]]
@@ -138,6 +139,26 @@ def progress_of(message: worker_pb2.JobProgress, uuids: Uuids) -> Progress:
         message.epoch,
         progress_values(reported.done, reported.total, reported.message, at_us=time.time_ns() // 1000),
     )
+
+
+def logs_of(messages: Sequence[worker_pb2.JobLines], uuids: Uuids) -> Iterator[AttemptLines | HeadgateError]:
+    """Log lines by attempt, the newest of one that has too many; of those that are not valid, the error."""
+    now_us = time.time_ns() // 1000
+    for message in messages:
+        lines: list[LogLine] = []
+        try:
+            check_ids([message.id], [message.epoch], field="logs.id")
+            check_integer(message.attempt, field="logs.attempt", low=0, high=limits.MAX_ATTEMPTS_LIMIT)
+        except HeadgateError as error:
+            yield error.with_traceback(None)
+            continue
+        for one in message.lines[-LINES_MAX:]:
+            try:
+                level = one.level or LogLevel.INFO  # not given
+                lines.append(log_line(one.seq, one.at_us, level, one.logger, one.text, now_us=now_us))
+            except HeadgateError as error:
+                yield error.with_traceback(None)
+        yield AttemptLines(uuids([message.id])[0], message.epoch, message.attempt, lines)
 
 
 def check_parallel(ids: Sequence[bytes], epochs: Sequence[int], *, field: str) -> None:

@@ -154,6 +154,11 @@ class WorkerService:
         if frame.HasField("quiet"):
             # Before the outcomes: a job that is abandoned in this very frame must not come back here.
             rules.withdraw(session)
+        if frame.logs:
+            # Before the outcomes: after their commit the session does not hold these jobs.
+            error = rules.log(session, worker_codec.logs_of(frame.logs, self._uuids))
+            if error is not None:
+                session.send_control(ControlFrame(error=error))
         if frame.HasField("outcomes"):
             with reporting_errors(session, seq=frame.outcomes.seq):
                 rules.report(session, worker_codec.outcome_frame(frame.outcomes, self._uuids))
@@ -215,8 +220,10 @@ class WorkerService:
             limit=limits.HEARTBEAT_MAX_JOBS,
             hint="make several calls, or hold jobs by a Work stream",
         )
-        # All of it is judged before anything is renewed: a call that is refused has done nothing.
+        # All of it is judged before anything is renewed: a call that is refused has done nothing. Invalid log lines
+        # are left out: they are for people, and must not cost a lease.
         progress = [worker_codec.progress_of(one, self._uuids) for one in request.progress]
+        logs = [one for one in worker_codec.logs_of(request.logs, self._uuids) if not isinstance(one, HeadgateError)]
         renewed = await self._calls.heartbeat(
             caller(),
             request.worker_id,
@@ -224,6 +231,7 @@ class WorkerService:
             list(request.held.epochs),
             lease_seconds=request.lease_seconds,
             progress=progress,
+            logs=logs,
         )
         return worker_pb2.HeartbeatResponse(
             lost=worker_codec.held_of(renewed.lost),

@@ -19,6 +19,7 @@ from headgate.api.http.routes import (
     bulk,
     events,
     health,
+    job_logs,
     job_verbs,
     jobs,
     keys,
@@ -43,6 +44,7 @@ from headgate.domain.errors import HeadgateError
 
 ROUTES: Final[tuple[ControllerRouterHandler, ...]] = (
     *jobs.ROUTES,
+    *job_logs.ROUTES,
     *job_verbs.ROUTES,
     *work.ROUTES,
     *outcomes.ROUTES,

@@ -304,6 +304,7 @@ class JobInfo(Output, kw_only=True):
         list[EventOut], msgspec.Meta(description="With `with_events`: the newest 1,000, oldest of them first.")
     ] = []
     older_events: Annotated[bool, msgspec.Meta(description="There are events before the first of `events`.")] = False
+    key: Annotated[str, msgspec.Meta(description="The idempotency key, until it expires.")] = ""
     unique_key: str = ""
     parents: list[RelationOut] = []
     parent_count: int = 0
@@ -345,6 +346,7 @@ def job_info(job: JobView) -> JobInfo:
         progress=ProgressOut(**job.progress) if job.progress else None,  # type: ignore[arg-type]  # written by us
         events=[_event(one) for one in job.events],
         older_events=job.older_events,
+        key=job.key,
         unique_key=hanging.unique_key,
         parents=_relations(hanging.parents),
         parent_count=hanging.parent_count,

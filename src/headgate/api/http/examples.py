@@ -11,7 +11,13 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "atomic": True,
     },
     "claim_jobs": {"worker_id": "worker-1", "topics": ["mail"], "count": 10, "lease_seconds": 60, "wait_seconds": 30},
-    "extend_lease": {"epoch": 1025, "worker_id": "worker-1", "lease_seconds": 60, "progress": {"done": 3, "total": 10}},
+    "extend_lease": {
+        "epoch": 1025,
+        "worker_id": "worker-1",
+        "lease_seconds": 60,
+        "progress": {"done": 3, "total": 10},
+        "logs": [{"seq": 1, "level": "warning", "text": "421 try again later"}],
+    },
     "extend_leases": {
         "worker_id": "worker-1",
         "jobs": [{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "epoch": 1025}],

@@ -61,7 +61,8 @@ class TopApp(App[None]):
         Binding("slash", "prompt('/')", show=False),
         Binding("colon", "prompt(':')", show=False),
         Binding("question_mark", "help", show=False),
-        Binding("l", "events", show=False),
+        Binding("l", "of_job('Log')", show=False),
+        Binding("e", "of_job('Events')", show=False),
         *(Binding(key, f"act('{key}')", show=False) for key in ("r", "c", "p", "s")),
         Binding("j", "move(1)", show=False),
         Binding("k", "move(-1)", show=False),
@@ -283,12 +284,12 @@ class TopApp(App[None]):
             case View.OPERATIONS:
                 self.go(Place(view=View.OPERATION, subject=str(one.id)))
 
-    def action_events(self) -> None:
-        """Show the events of the selected job."""
-        if self.place.view is View.JOB:
-            self.go(Place(view=View.EVENTS, subject=self.place.subject))
+    def action_of_job(self, view: str) -> None:
+        """Show the log or the events of the selected job."""
+        if self.place.view in (View.JOB, View.LOG, View.EVENTS):
+            self.go(Place(view=View(view), subject=self.place.subject))
         elif self.place.view is View.JOBS and (row := self._selected()) is not None:
-            self.go(Place(view=View.EVENTS, subject=str(row.item.id)))
+            self.go(Place(view=View(view), subject=str(row.item.id)))
 
     def action_help(self) -> None:
         """List the keys."""

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from headgate.cli.output import count_text, duration, one_line, short
+from headgate.cli.job_logs import EMPTY, with_gap_rows
+from headgate.cli.output import count_text, duration, iso, one_line, short
 from headgate.cli.top.texts import GREY, STYLES, bar
 from headgate.domain.bulk import DeadGroup
 from headgate.sdk import JobInfo
-from headgate.sdk.admin import JobEvent, ScheduleInfo, Status, TopicStatus, WorkerInfo
+from headgate.sdk.admin import JobEvent, LogLine, ScheduleInfo, Status, TopicStatus, WorkerInfo
 from headgate.sdk.admin.bulk import BulkOperation
 
 BAR: Final = 8
@@ -224,6 +225,21 @@ def events(found: Sequence[JobEvent], *, now: datetime, mask: Callable[[str], st
     }
     numbered = list(enumerate(found))[::-1]
     return page_of(numbered, columns, key=lambda one: one[0], note="no events")
+
+
+LOG_LEVELS: Final = {"warning": "yellow", "error": "red", "critical": "bold red"}
+
+
+def log_lines(found: Sequence[LogLine], *, mask: Callable[[str], str]) -> Page:
+    """What handlers logged, oldest line first."""
+    columns: dict[str, Callable[[Any], Text]] = {
+        "TIME": lambda one: text(iso(one.at, milliseconds=True) if one.level else ""),
+        "ATTEMPT": lambda one: number(one.attempt),
+        "LEVEL": lambda one: text(one.level.upper(), style=LOG_LEVELS.get(one.level, "")),
+        "LOGGER": lambda one: text(mask(one.logger)),
+        "LINE": lambda one: text(one_line(mask(one.text))),
+    }
+    return page_of([*with_gap_rows(found)], columns, key=lambda one: f"{one.epoch}.{one.seq}.{one.level}", note=EMPTY)
 
 
 def _detail(one: JobEvent) -> str:

@@ -24,6 +24,7 @@ class View(StrEnum):
     DEAD = "Dead letters"
     OPERATIONS = "Operations"
     JOB = "Job"
+    LOG = "Log"
     EVENTS = "Events"
     SCHEDULE = "Schedule"
     OPERATION = "Operation"

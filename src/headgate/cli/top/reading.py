@@ -151,6 +151,9 @@ class Reader:
                 info = await self._hg.get(UUID(place.subject), payload=True, result=True)
                 report = JobReport(info=info, events=await admin.jobs.events(info.id), redaction=self._redaction)
                 return Page(lines=tuple(report.lines(full=True)), item=info)
+            case View.LOG:
+                log = await admin.jobs.logs(place.subject, limit=ROWS, newest=True)
+                return _bounded_log(pages.log_lines(log.lines, mask=mask), count=len(log.lines), more=log.more)
             case View.EVENTS:
                 return pages.events(await admin.jobs.events(place.subject), now=now, mask=mask)
             case View.SCHEDULE:
@@ -167,6 +170,11 @@ class Reader:
             return [one for one in found if chosen.matches(names(one))]
         part = place.filter.strip("*").lower()
         return [one for one in found if any(part in name.lower() for all_ in names(one).values() for name in all_)]
+
+
+def _bounded_log(page: Page, *, count: int, more: bool) -> Page:
+    # Not the number of its rows: some say that lines are missing.
+    return replace(page, note=f"the newest {count:,} lines are shown") if more else page
 
 
 def _bounded(page: Page, *, more: bool) -> Page:

@@ -143,13 +143,14 @@ def failing_now(groups: Sequence[DeadGroup], *, now: datetime) -> Text:
 
 KEYS: Final = {
     View.TOPICS: "Enter jobs   p pause/resume",
-    View.JOBS: "Enter open   l events   r redrive   c cancel   p pause/resume topic",
+    View.JOBS: "Enter open   l log   e events   r redrive   c cancel   p pause/resume topic",
     View.WORKERS: "Enter its jobs   p quiet/resume   s stop",
     View.SCHEDULES: "Enter open   p pause/resume   r run now",
     View.DEAD: "Enter its jobs   r redrive group",
     View.OPERATIONS: "Enter open   c cancel",
-    View.JOB: "l events   r redrive   c cancel   p pause/resume topic   Esc back",
-    View.EVENTS: "Esc back",
+    View.JOB: "l log   e events   r redrive   c cancel   p pause/resume topic   Esc back",
+    View.LOG: "e events   Esc back",
+    View.EVENTS: "l log   Esc back",
     View.SCHEDULE: "p pause/resume   r run now   Esc back",
     View.OPERATION: "c cancel   Esc back",
 }
@@ -170,7 +171,8 @@ Enter     go in: the jobs of a topic, one job, the jobs of a worker
 Esc       back
 /         filter: state:dead topic:mail* error:"timed out"; a word alone is a part of the name
 :         command: jobs state:dead, topics, workers, schedules, dead, operations, interval 5s, quit
-l         events of a job
+l         what the handlers of a job logged
+e         events of a job
 r         redrive a job or a group of dead letters; run a schedule now
 c         cancel a job or an operation
 p         pause or resume a topic or a schedule; quiet or resume a worker

@@ -17,6 +17,7 @@ from headgate.sdk.admin.dispatch import InstanceInfo, PauseInfo, Status, TopicSt
 from headgate.sdk.admin.events import Event, EventGap, events
 from headgate.sdk.admin.find_ids import full_id
 from headgate.sdk.admin.history import JobEvent
+from headgate.sdk.admin.job_logs import JobLogs, LogLine
 from headgate.sdk.admin.jobs import JobChange, Jobs
 from headgate.sdk.admin.keys import KeyInfo, KeysAdmin
 from headgate.sdk.admin.listing import MatchingJobs
@@ -223,8 +224,10 @@ __all__ = [
     "InstanceInfo",
     "JobChange",
     "JobEvent",
+    "JobLogs",
     "Jobs",
     "KeyInfo",
+    "LogLine",
     "LostWorker",
     "PauseInfo",
     "RunningJob",

@@ -9,9 +9,11 @@ from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, NotFound, Refused
 from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
+from headgate.domain.job_logs import LINES_MAX
 from headgate.domain.validation import check_integer, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.history import JobEvent, job_event
+from headgate.sdk.admin.job_logs import JobLogs, job_logs
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
 from headgate.sdk.handles import state_word
@@ -73,6 +75,16 @@ class Jobs:
         request = producer_pb2.GetJobRequest(id=known.bytes, with_events=True, events_before=number)
         found = await self._connection.call(GET_JOB, request, about=("job", str(known)))
         return [job_event(event, self._connection.encryption, known.bytes) for event in found.events]
+
+    async def logs(
+        self, job_id: UUID | str, *, attempt: int = 0, after: str = "", limit: int = LINES_MAX, newest: bool = False
+    ) -> JobLogs:
+        """What handlers logged while they ran a job, oldest line first; `attempt` 0: all attempts. Raises NotFound.
+
+        `after=page.cursor` gives the lines beyond a page. With `newest` the newest lines are read instead of the oldest
+        ones. At most 1,000 lines.
+        """
+        return await job_logs(self._connection, job_id, attempt=attempt, after=after, limit=limit, newest=newest)
 
     async def cancel(self, ids: Ids, *, reason: str = "") -> list[JobChange]:
         """End queued jobs at once; ask running ones to stop."""

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from headgate.domain import limits
 from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
 from headgate.domain.timestamps import unix_us
+from headgate.domain.units import exact
 from headgate.domain.validation import check_aware, check_integer, check_page_size, check_topic
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.codec import body_of
@@ -280,9 +281,9 @@ def timing_text(when: pb.Timing) -> tuple[str, str]:
             return f"{when.cron.expression} {when.cron.zone}", when.cron.zone
         case "every":
             start = "" if not when.every.anchor_us else f" from {time_or_none(when.every.anchor_us):%Y-%m-%dT%H:%M:%SZ}"
-            return f"every {timedelta(milliseconds=when.every.interval_ms)}{start}", "UTC"
+            return f"every {exact(timedelta(milliseconds=when.every.interval_ms))}{start}", "UTC"
         case "after":
-            return f"once, after {timedelta(milliseconds=when.after.delay_ms)}", "UTC"
+            return f"once, after {exact(timedelta(milliseconds=when.after.delay_ms))}", "UTC"
         case _:
             return f"once, at {time_or_none(when.at_us):%Y-%m-%dT%H:%M:%SZ}", "UTC"
 

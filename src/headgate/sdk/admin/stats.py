@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 from headgate.domain.states import State
@@ -60,6 +61,7 @@ def _interval(one: pb.Interval) -> Interval:
         at=time_of(one.at_us),
         flows=flows if one.recorded else None,
         depth=one.depth if one.recorded else None,
+        oldest_due=timedelta(seconds=one.oldest_due_s) if one.HasField("oldest_due_s") else None,
         pickup=_latency(one.pickup),
         run=_latency(one.run),
     )

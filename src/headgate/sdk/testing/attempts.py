@@ -19,6 +19,7 @@ from headgate.domain.timestamps import unix_us
 from headgate.sdk.hooks import Middleware
 from headgate.sdk.job import Job
 from headgate.sdk.job_context import current_job
+from headgate.sdk.job_log_capture import LEVELS
 from headgate.sdk.outcomes import Outcome
 from headgate.sdk.tasks import Task
 from headgate.sdk.testing.messages import TENANT
@@ -84,6 +85,11 @@ class Attempt:
 
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`; a lease never ends in a box."""
+
+    log_level = LEVELS["OFF"]  # pytest shows what handlers log
+
+    def logged(self, job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+        """See `Reports`."""
 
     # --- running -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from headgate.domain.ids import JobId
 from headgate.domain.timestamps import unix_us
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.job import Job
+from headgate.sdk.job_log_capture import LEVELS
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.held_job import HeldJob
 
@@ -33,6 +34,11 @@ class ReportRecorder:
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
         self.extensions.append(lease_seconds)
+
+    log_level = LEVELS["OFF"]  # pytest shows what handlers log
+
+    def logged(self, job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+        """See `Reports`."""
 
 
 def fake_job(

@@ -136,6 +136,7 @@ def job_message(store: BoxStore, job: StoredJob, *, payload: bool = False, resul
         tags=job.tags,
         payload=job.payload if payload else b"",
         result=job.result if result else b"",
+        key=store.key_of(job.id),
         unique_key=job.unique_key,
         parents=[_relation(edge, edge.parent) for edge in parents],
         parent_count=len(parents),

@@ -144,6 +144,11 @@ class BoxStore:
             return _repeated(asked.id, same=same)
         return None
 
+    def key_of(self, job_id: JobId) -> str:
+        """Its idempotency key, until that expires."""
+        found = (key for (_, key), one in self._keys.items() if one.job_id == job_id and one.expires_at > self.now)
+        return next(found, "")
+
     def _create(self, asked: Submission, options: JobOptions, *, waits: bool) -> None:
         self._position += 1
         rules = self._rules(asked.topic)

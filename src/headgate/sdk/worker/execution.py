@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from headgate.domain.errors import TooLarge
 from headgate.sdk.codec import encode_result
 from headgate.sdk.encryption import DecryptionFailed, MissingKey
 from headgate.sdk.errors import UndecodablePayload, UnstorableResult
@@ -61,6 +62,28 @@ def attempt_sync(task: Task[Any, Any], job: HeldJob, middleware: Sequence[Middle
             return failure("TypeError", f"{task.name} returned an awaitable; register it as an async function")
         return _completed(value, task, job)
     except BaseException as error:  # noqa: BLE001 -- as above
+        return _ended(error, task, job)
+
+
+def open_payload(task: Task[Any, Any], job: HeldJob) -> Outcome | None:
+    """Decrypt the payload of a job that is to run in another process; gives how the attempt ends if that fails."""
+    if task.encryption is not None:
+        try:
+            job.payload = task.encryption.open_payload(job.payload, job.raw_id)
+        except (MissingKey, DecryptionFailed) as error:
+            return _ended(error, task, job)
+    return None
+
+
+def seal_outcome(outcome: Outcome, task: Task[Any, Any], job: HeldJob) -> Outcome:
+    """Encrypt what another process has reported about a job."""
+    if task.encryption is None:
+        return outcome
+    try:
+        if isinstance(outcome, bytes):
+            return task.encryption.seal_result(outcome, job.raw_id)
+        return sealed_failure(outcome, task.encryption, job.raw_id)
+    except TooLarge as error:  # with its envelope
         return _ended(error, task, job)
 
 

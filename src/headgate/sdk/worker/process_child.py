@@ -27,10 +27,12 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Final
 
+from headgate.domain.job_logs import cut_line
 from headgate.domain.validation import clean_text
 from headgate.sdk.hooks import Middleware
 from headgate.sdk.job import Job
 from headgate.sdk.job_context import JobFields, current_job
+from headgate.sdk.job_log_capture import LEVELS
 from headgate.sdk.outcomes import Cancelled, failure, outcome_of
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.execution import attempt_sync
@@ -50,7 +52,7 @@ from headgate.sdk.worker.process_pipe import (
     ToParent,
 )
 
-LOG_TEXT_MAX_CHARS: Final = 16_384
+LOG_TEXT_MAX_BYTES: Final = 16_384
 LOG_FIELDS_MAX: Final = 64
 """So no record is too large for one message; two dozen fields are the standard library's own."""
 _INT64: Final = range(-(2**63), 2**63)
@@ -112,6 +114,8 @@ class Child:
         except BaseException as error:  # noqa: BLE001 -- reported as the job's failure: the parent cannot know why
             where = f"{order.module}.{order.name}"
             return failure("HandlerNotFound", f"{where} cannot be imported in another process: {error}")
+        # The worker's process has the keys, and how the task was registered: a module may have the function alone.
+        task.encryption, task.bad_payload = None, order.bad_payload
         job = HeldJob(*order.facts, _ToParent(self, order.number))
         job.set_extras(order.headers, order.schedule, order.deadline_us)
         self._number, self._job = order.number, job
@@ -195,6 +199,11 @@ class _ToParent:
         """See `Reports`."""
         self._child.send(Progress(self._number, done, total, message))
 
+    log_level = LEVELS["OFF"]  # the parent takes the lines from the records that it gets
+
+    def logged(self, job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+        """See `Reports`."""
+
     def extended(self, job: Job, lease_seconds: int) -> None:
         """See `Reports`."""
         self._child.send(Extend(self._number, lease_seconds))
@@ -226,7 +235,7 @@ class _Forwarder(logging.handlers.QueueHandler):
 def _plain(value: object) -> str | int | float | bool | None:
     if value is None or isinstance(value, float) or (isinstance(value, int) and value in _INT64):
         return value
-    return clean_text(str(value), LOG_TEXT_MAX_CHARS)
+    return cut_line(str(value), most=LOG_TEXT_MAX_BYTES)  # as lines of other handlers: with the end of a traceback
 
 
 @functools.cache

@@ -7,7 +7,7 @@ so a handler that was taken over, or a payload that found its way into one, woul
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
     schedule: tuple[str, int]  # its name, and the occurrence
     deadline_us: int
     middleware: tuple[tuple[str, str], ...]  # module and name of each, outermost first
+    bad_payload: Literal["fail", "retry"]  # as its task was registered, which the module may not show
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True):

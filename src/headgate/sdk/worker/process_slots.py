@@ -28,9 +28,12 @@ from multiprocessing.context import SpawnProcess
 from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
 
+from headgate.sdk.job import takes_log
+from headgate.sdk.job_log_capture import add_line
 from headgate.sdk.outcomes import Outcome, failure
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker import process_child
+from headgate.sdk.worker.execution import open_payload, seal_outcome
 from headgate.sdk.worker.forced_outcomes import out_of_time, unbegun
 from headgate.sdk.worker.held_job import HeldJob
 from headgate.sdk.worker.loop_slots import Report
@@ -222,9 +225,13 @@ class _Slot:
         if job.cancel_requested:
             return unbegun(job)
         task = cast("Task[Any, Any]", job.handler)
+        if (refused := open_payload(task, job)) is not None:
+            return refused
         self._number += 1
         order = Run(
-            self._number, task.function.__module__, task.name, job.facts, *job.extras, middleware=self._middleware
+            *(self._number, task.function.__module__, task.name, job.facts, *job.extras),
+            middleware=self._middleware,
+            bad_payload=task.bad_payload,
         )
         job.cancelled.on_set(self.wake)
         self._send_job(order)
@@ -297,6 +304,12 @@ class _Slot:
             case Extend(number=self._number):
                 job.extend(message.seconds)
             case Log(fields={"name": str(name), "levelno": int(level)} as fields):
+                # By id, and the number of its attempt: see above.
+                known = (fields.get("job_id"), fields.get("attempt")) == (str(job.id), job.attempt)
+                if known and takes_log(job, level):
+                    created = fields.get("created")
+                    at = created if isinstance(created, float) else time.time()
+                    add_line(job, level, name, at, str(fields.get("msg")))
                 logger = logging.getLogger(name)
                 if logger.isEnabledFor(level):
                     logger.handle(logging.makeLogRecord(fields))
@@ -346,11 +359,13 @@ class _Slot:
 
 def _outcome(job: HeldJob, *, completed: bool, raw: bytes) -> Outcome:
     """What a child reported."""
+    task = cast("Task[Any, Any]", job.handler)
     if completed:
-        return raw
+        return seal_outcome(raw, task, job)
     outcome = pb.Outcome.FromString(raw)
     # The child knows that its handler was interrupted; why, only we do.
-    return out_of_time(job) if job.timed_out and outcome.failed.type == "Cancelled" else outcome
+    stopped = job.timed_out and outcome.failed.type == "Cancelled"
+    return out_of_time(job) if stopped else seal_outcome(outcome, task, job)
 
 
 def _ending(code: int | None) -> str:

@@ -19,6 +19,7 @@ from headgate.sdk.worker.actions import Actions
 from headgate.sdk.worker.attempt_log import Settled
 from headgate.sdk.worker.beats import Beats
 from headgate.sdk.worker.held_job import STARTED, HeldJob
+from headgate.sdk.worker.job_logs import LineOutbox
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.outbox import SentOutcomes
 from headgate.sdk.worker.stop_sequence import StopSequence
@@ -63,6 +64,7 @@ class WorkerProtocol:
         self.receipts: Counter[str] = Counter()
         """How many outcomes were applied, duplicate, stale, unknown, invalid."""
         self.beats = Beats(ledger, timers, self.actions, lease_seconds=settings.lease_seconds)
+        self.logs = LineOutbox(ledger, timers)
         self._time_limits = TimeLimits(ledger, timers, self.actions)
         self.stop_sequence = StopSequence(ledger, timers, self.actions)
         self._stuck_slots = StuckSlots(settings.slots)
@@ -130,7 +132,14 @@ class WorkerProtocol:
     def may_send(self) -> bool:
         """Whether `next_frame` may have something, or the stream is to end: a writer is not woken for nothing."""
         ledger = self.ledger
-        if self.beats.due or self.beats.probe or self.draining or ledger.outbox.unsent or self.actions.ended:
+        if (
+            self.beats.due
+            or self.beats.probe
+            or self.logs.due
+            or self.draining
+            or ledger.outbox.unsent
+            or self.actions.ended
+        ):
             return True
         return ledger.asked > 0 if ledger.resting else ledger.credit() > 0
 
@@ -344,6 +353,10 @@ class WorkerProtocol:
         if ledger.resting and ledger.asked:
             ledger.asked, ledger.quiet_unconfirmed = 0, True
             frame.quiet.SetInParent()
+            full = True
+        # Before the outcomes, and in the same frame: the server takes lines of jobs that are held.
+        logs = self.logs
+        if (logs.attempts or logs.queue) and (logs.due or ledger.outbox.unsent) and logs.fill(frame.logs):
             full = True
         if ledger.outbox.count:
             if ledger.outbox.fill(frame.outcomes, now=now):

@@ -1,13 +1,15 @@
 """The worker's connection: one Work stream after another, each with a reader, a writer and one timer for the protocol.
 
 `protocol` decides what to send and to do; here it is read, written and carried out. All of it runs on the I/O loop,
-except `report`, `progressed` and `extended`, which handlers call from wherever they run. Outcomes are left in a deque,
-and the loop is woken unless it is woken already: many handlers that end together cost one crossing and one frame.
+except `report`, `progressed`, `extended` and `logged`, which handlers call from wherever they run. Outcomes are left in
+a deque, and the loop is woken unless it is woken already: many handlers that end together cost one crossing and one
+frame.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import deque
@@ -65,6 +67,7 @@ class WorkerStream:
         *,
         worker_id: str,
         token: str,
+        log_level: int,
     ) -> None:
         self._io, self._addresses, self._slots, self._attempts = io, addresses, slots, attempts
         self._worker_id, self._token = worker_id, token
@@ -73,7 +76,9 @@ class WorkerStream:
         self._reported: deque[tuple[HeldJob, Outcome | None]] = deque()  # bounded by the slots
         self._signalled = False
         self._progressed: dict[bytes, tuple[HeldJob, tuple[int, int, str]]] = {}  # the latest of each running job
-        self._progress_signalled = False
+        self._progress_signalled = self._lines_signalled = False
+        self.log_level = log_level
+        self._process = os.getpid()
         self._call: rpc.WorkCall | None = None
         self._cancelled: rpc.WorkCall | None = None  # by us: its server sends or reads nothing
         self._accepted_until: float | None = None  # until then a refused token is tried again
@@ -104,6 +109,19 @@ class WorkerStream:
         """See `Reports`."""
         self._io.loop.call_soon_threadsafe(self._add_extension, cast("HeldJob", job), lease_seconds)
 
+    def logged(self, job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+        """See `Reports`."""
+        if os.getpid() != self._process:
+            return  # a handler has forked: the lock and the loop are the worker's
+        held = cast("HeldJob", job)
+        encryption = None if held.handler is None else held.handler.encryption
+        if encryption is not None and encryption.errors:
+            return  # as with errors: its handler may log what the server must not read
+        self.protocol.logs.add(held, level, logger, at_us, text)
+        if not self._lines_signalled:
+            self._lines_signalled = True
+            self._io.loop.call_soon_threadsafe(self._lines_added)
+
     # --- events ------------------------------------------------------------------------------------------------------
 
     def stop(self, grace: float) -> None:
@@ -132,6 +150,11 @@ class WorkerStream:
         now = time.monotonic()
         for raw_id in list(self._progressed):  # by pop, since handlers add more meanwhile
             self.protocol.beats.add_progress(*self._progressed.pop(raw_id), now)
+        self._after_event()
+
+    def _lines_added(self) -> None:
+        self._lines_signalled = False  # as above
+        self.protocol.logs.wait_for_more(time.monotonic())
         self._after_event()
 
     def _add_extension(self, job: HeldJob, lease_seconds: int) -> None:

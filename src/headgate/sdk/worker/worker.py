@@ -23,6 +23,7 @@ from headgate.sdk.errors import OutsideBox
 from headgate.sdk.hooks import Hooks
 from headgate.sdk.io_log import io_logger
 from headgate.sdk.io_thread import IoThread, io_thread
+from headgate.sdk.job_log_capture import DEFAULT_LEVEL, LEVELS, capture_job_logs, level_number
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.sdk.tasks import Task
 from headgate.sdk.worker.attempt_log import HOOKS_CLOSE_SECONDS, AttemptLog
@@ -66,6 +67,9 @@ class WorkerOptions(TypedDict, total=False):
     """The name of this process (host-pid-random); the same over all reconnects."""
     processes: int
     """How many processes for handlers with run_in="process" (one a core)."""
+    job_logs: str
+    """Records that handlers log with this level and above are shown with their job: DEBUG, INFO, WARNING (the default),
+    ERROR, CRITICAL, or OFF."""
 
 
 class Worker:
@@ -98,6 +102,7 @@ class Worker:
         self._lease_seconds = check_integer(lease, field="lease", low=0, high=86_400)
         self._grace = delay_in_ms(options.get("grace", GRACE_SECONDS), field="grace") / 1000
         self._cancel_grace = delay_in_ms(options.get("cancel_grace", CANCEL_GRACE_SECONDS), field="cancel_grace") / 1000
+        self._log_level = level_number(options.get("job_logs", DEFAULT_LEVEL))
         self._stream: WorkerStream | None = None
         self._stops = 0
         self._stop_asked_at: float | None = None
@@ -221,7 +226,17 @@ class Worker:
 
     def _compose(self, slots: Slots, attempts: AttemptLog) -> WorkerStream:
         addresses, token = self._connection.addresses, self._connection.token
-        stream = WorkerStream(self._io, addresses, slots, attempts, worker_id=self.worker_id, token=token)
+        if self._log_level < LEVELS["OFF"]:
+            capture_job_logs()
+        stream = WorkerStream(
+            self._io,
+            addresses,
+            slots,
+            attempts,
+            worker_id=self.worker_id,
+            token=token,
+            log_level=self._log_level,
+        )
         stream.on_stop = self._stop_for_operator
         timers = Timers()
         ledger = Ledger(

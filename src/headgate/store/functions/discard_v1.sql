@@ -37,5 +37,6 @@ BEGIN
     DELETE FROM headgate.job_limit_keys k WHERE k.tenant_no = tenant_ AND k.job_id = ANY (v_ids);
     DELETE FROM headgate.job_tags t WHERE t.tenant_no = tenant_ AND t.job_id = ANY (v_ids);
     DELETE FROM headgate.schedule_jobs l WHERE l.tenant_no = tenant_ AND l.job_id = ANY (v_ids);
+    DELETE FROM headgate.job_logs g WHERE g.tenant_no = tenant_ AND g.job_id = ANY (v_ids);
     RETURN QUERY SELECT u.n::int FROM unnest(ids_) WITH ORDINALITY AS u(id, n) WHERE u.id = ANY (v_ids);
 END $$;

@@ -13,6 +13,17 @@ BEGIN
     -- Events of a job lie between its submit and its end; the dependencies of a submit are noted a moment before it.
     DELETE FROM headgate.job_events e USING unnest(tenants_, ids_, created_, finished_) AS u(tenant_no, id, first, last)
      WHERE e.tenant_no = u.tenant_no AND e.job_id = u.id AND e.at >= u.first - interval '1 minute' AND e.at <= u.last;
+    -- Log lines have no flag: setting one would wait for the row lock of the job's outcome. If the table is empty, this costs one read.
+    -- Not later ones: a job with the same id may have been submitted since, a day after this one at the earliest.
+    -- One look-up for each job (OFFSET 0): else all lines of the tenant may be read.
+    IF EXISTS (SELECT FROM headgate.job_logs) THEN
+        DELETE FROM headgate.job_logs d
+         USING (SELECT g.ctid FROM unnest(tenants_, ids_, finished_) AS u(tenant_no, id, last)
+                 CROSS JOIN LATERAL (SELECT l.ctid FROM headgate.job_logs l
+                                      WHERE l.tenant_no = u.tenant_no AND l.job_id = u.id
+                                        AND l.stored_at <= u.last + interval '1 hour' OFFSET 0) AS g) AS x
+         WHERE d.ctid = x.ctid;      -- lines are never changed: it is where it was, or gone
+    END IF;
     IF v_all & 3687 /* has_other_rows */ = 0 THEN RETURN; END IF;
     IF v_all & 1 <> 0 THEN              -- 1: payload in headgate.payloads
         DELETE FROM headgate.payloads p USING unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)

@@ -44,6 +44,10 @@ BEGIN
         RETURN QUERY SELECT s.job_id FROM headgate.schedule_jobs s                        -- index: schedule_jobs_listed
                       WHERE s.tenant_no = tenant_ AND s.schedule_no = schedule_ AND s.job_id > above_
                       ORDER BY s.job_id LIMIT n_;
+    WHEN 'unique' THEN
+        RETURN QUERY SELECT q.job_id FROM headgate.unique_jobs q                            -- index: unique_jobs_listed
+                      WHERE q.tenant_no = tenant_ AND q.key = tag_ AND q.job_id > above_
+                      ORDER BY q.job_id LIMIT n_;
     WHEN 'recent' THEN
         RETURN QUERY
         SELECT u.id FROM ((SELECT j.id FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id > above_

@@ -1,6 +1,6 @@
 -- The next n_ ids of a tenant below an id, newest first, from the narrowest order that holds what a list can match:
--- 'all', 'live', 'finished', 'unhappy' (dead, cancelled), 'tagged', 'scheduled' (made by a schedule), 'running', 'waiting'
--- (scheduled, retrying); 'recent', 'ended' and 'ended_badly' are all, finished and unhappy with the archive narrowed to the
+-- 'all', 'live', 'finished', 'unhappy' (dead, cancelled), 'tagged', 'scheduled' (made by a schedule), 'unique' (tag_ is the
+-- unique key), 'running', 'waiting' (scheduled, retrying); 'recent', 'ended' and 'ended_badly' are all, finished and unhappy with the archive narrowed to the
 -- days from from_ to before before_. Reads about n_ index entries and rows (running and waiting: at most look_at_ more),
 -- whatever lies in the tables.
 --
@@ -54,6 +54,10 @@ BEGIN
         RETURN QUERY SELECT s.job_id FROM headgate.schedule_jobs s                        -- index: schedule_jobs_listed
                       WHERE s.tenant_no = tenant_ AND s.schedule_no = schedule_ AND s.job_id < below_
                       ORDER BY s.job_id DESC LIMIT n_;
+    WHEN 'unique' THEN
+        RETURN QUERY SELECT q.job_id FROM headgate.unique_jobs q                            -- index: unique_jobs_listed
+                      WHERE q.tenant_no = tenant_ AND q.key = tag_ AND q.job_id < below_
+                      ORDER BY q.job_id DESC LIMIT n_;
     WHEN 'recent' THEN
         RETURN QUERY
         SELECT u.id FROM ((SELECT j.id FROM headgate.jobs j WHERE j.tenant_no = tenant_ AND j.id < below_

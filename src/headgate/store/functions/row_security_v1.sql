@@ -49,6 +49,7 @@ BEGIN
                                 -- Only these: a verb is not shown to tenants before it is added here and in audit.py.
                                 $c$tenant_no = 0 AND verb IN ('pause', 'resume', 'set_retention', 'set_tenant_defaults')$c$
                             WHEN 'dispatch_control' THEN 'tenant_no = 0'
+                            WHEN 'flow_buckets' THEN 'tenant_no = 0'      -- when a server was running
                             WHEN 'retry_policies' THEN 'tenant_no = 0' END, ARRAY[v_tenant])) AS p(name, command, condition, roles)
              WHERE p.condition IS NOT NULL AND p.roles <> ARRAY[NULL::oid]
                AND NOT EXISTS (SELECT FROM pg_policy f

@@ -379,6 +379,8 @@ CREATE TABLE headgate.state_counts (
     n          bigint NOT NULL,
     PRIMARY KEY (tenant_no, topic_no, state)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+-- For record_ages_v1. Without n: updates of it stay HOT.
+CREATE INDEX state_counts_pending ON headgate.state_counts (topic_no) WHERE state = 0 /* pending */;
 -- What changed in 60, 300 and 3,600 seconds: charts read one row for each point. Topic 0 is all topics of a tenant; tenant 0
 -- says that a server was running, so that charts can tell silence from an outage (store/series.py).
 CREATE TABLE headgate.flow_buckets (
@@ -395,6 +397,8 @@ CREATE TABLE headgate.flow_buckets (
     cancelled       bigint NOT NULL DEFAULT 0,
     pending_change  bigint NOT NULL DEFAULT 0,           -- jobs that became pending, less those that left it
     changes         bigint NOT NULL DEFAULT 0,           -- all changes of state: the version that live pages compare
+    oldest_ms       bigint,                              -- the longest that a due job had waited; NULL: none waited
+    oldest_paused_ms bigint,                             -- the same, while its topic was paused
     PRIMARY KEY (tenant_no, topic_no, seconds, at)
 ) WITH (fillfactor = 70);
 CREATE INDEX flow_buckets_at ON headgate.flow_buckets (seconds, at);
@@ -443,6 +447,7 @@ CREATE TABLE headgate.idempotency_keys (
     PRIMARY KEY (tenant_no, key, topic_no)               -- in this order: lists are filtered by the key alone
 );
 CREATE INDEX idempotency_keys_expiry ON headgate.idempotency_keys (expires_at);
+CREATE INDEX idempotency_keys_of_job ON headgate.idempotency_keys (job_id);
 
 -- Ids that were sent again: a delayed first copy may still be on its way, and must not make a second job of one that
 -- has meanwhile finished.
@@ -460,7 +465,23 @@ CREATE TABLE headgate.job_tags (
     job_id     uuid NOT NULL,
     PRIMARY KEY (tenant_no, tag, job_id)                 -- listing by tag walks this in id order, newest first
 );
-CREATE INDEX job_tags_of_job ON headgate.job_tags (tenant_no, job_id);
+CREATE INDEX job_tags_of_job ON headgate.job_tags (job_id);
+
+-- What handlers logged while they ran (ADR 51). Numbers of lines are the worker's: they order the lines of an attempt, and a gap
+-- says how many were left out. at is by the worker's clock, for people; stored_at by that of the database.
+CREATE TABLE headgate.job_logs (
+    epoch      bigint NOT NULL CHECK (epoch >= 0),
+    at         timestamptz NOT NULL,
+    stored_at  timestamptz NOT NULL,
+    job_id     uuid NOT NULL,
+    tenant_no  int NOT NULL,
+    seq        int NOT NULL CHECK (seq >= 1),
+    attempt    int NOT NULL CHECK (attempt >= 0),        -- 0: not known
+    level      smallint NOT NULL CHECK (level BETWEEN 1 AND 5),   -- debug, info, warning, error, critical
+    logger     text NOT NULL CHECK (length(logger) <= 200),
+    line       text NOT NULL CHECK (octet_length(line) <= 4096),
+    PRIMARY KEY (tenant_no, job_id, epoch, seq)
+);
 
 -- child waits for parent; no counter row, so ten thousand parents can end at once without meeting on one row.
 CREATE TABLE headgate.job_dependencies (
@@ -472,7 +493,8 @@ CREATE TABLE headgate.job_dependencies (
     met         smallint NOT NULL CHECK (met IN (0, 1, 6, 7, 8)),  -- 0 not yet, 1 yes; never, since the parent is: 6 dead,
     PRIMARY KEY (tenant_no, parent_id, child_id)                   -- 7 cancelled, 8 gone
 );
-CREATE INDEX job_dependencies_of_child ON headgate.job_dependencies (tenant_no, child_id);
+-- Without the tenant: with stale statistics, a search by parent would read all dependencies of the tenant here.
+CREATE INDEX job_dependencies_of_child ON headgate.job_dependencies (child_id);
 -- What still keeps a child from running: one probe, however many parents it had.
 CREATE INDEX job_dependencies_unmet ON headgate.job_dependencies (tenant_no, child_id, met, parent_id) WHERE met <> 1;
 

@@ -4,6 +4,8 @@
 -- include: functions/tick_v1.sql
 -- include: functions/abandon_undeclared_v1.sql
 -- include: functions/progress_v1.sql
+-- include: functions/add_log_lines_v1.sql
+-- include: functions/forget_log_lines_v1.sql
 
 -- Who changed what, for verbs that are not about one job (those are in job_events). Written by the verb's own transaction.
 CREATE TABLE headgate.audit (

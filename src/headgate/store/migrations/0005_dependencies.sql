@@ -11,7 +11,10 @@ CREATE TABLE headgate.unique_jobs (
     live       boolean NOT NULL,
     PRIMARY KEY (tenant_no, job_id)
 );
-CREATE UNIQUE INDEX unique_jobs_live ON headgate.unique_jobs (tenant_no, topic_no, key) WHERE live;
+-- A topic has one tenant. With the tenant in front, a search by key could use the primary key, and read all of its rows.
+CREATE UNIQUE INDEX unique_jobs_live ON headgate.unique_jobs (topic_no, key) WHERE live;
+-- Listing the jobs that have or had a key walks this in id order, newest first.
+CREATE INDEX unique_jobs_listed ON headgate.unique_jobs (key, tenant_no, job_id);
 -- Submits that made no job of their own but changed the live one with their unique key, for a day: sent again, also when
 -- that one has ended, they are answered with its id once more.
 CREATE TABLE headgate.unique_calls (
@@ -70,7 +73,8 @@ CREATE TABLE headgate.batch_jobs (
     job_id     uuid NOT NULL,
     PRIMARY KEY (tenant_no, batch_id, job_id)
 );
-CREATE INDEX batch_jobs_of_job ON headgate.batch_jobs (tenant_no, job_id);
+-- Without the tenant: with stale statistics, a search by batch would read all members of the tenant's batches here.
+CREATE INDEX batch_jobs_of_job ON headgate.batch_jobs (job_id);
 
 -- include: functions/meet_v1.sql
 -- include: functions/ended_v1.sql

@@ -28,6 +28,7 @@ ALTER TABLE headgate.instances ADD COLUMN summary jsonb, ADD COLUMN summary_at t
 -- include: functions/job_states_v1.sql
 -- include: functions/move_v1.sql
 -- include: functions/oldest_pending_v1.sql
+-- include: functions/record_ages_v1.sql
 -- include: functions/running_jobs_v1.sql
 
 -- API keys (ADR 44). Of a key only its SHA-256 is here. Servers keep the keys that they have met, and read them again when

@@ -40,6 +40,12 @@ class IntervalOut(Output, kw_only=True):
     dead: int = 0
     cancelled: int = 0
     depth: Annotated[int, msgspec.Meta(description="Pending jobs at its end.")] = 0
+    oldest_due_s: Annotated[
+        float | None,
+        msgspec.Meta(
+            description="The longest that a due job had waited; 0: none waited. Of all topics, without paused ones."
+        ),
+    ] = None
     pickup: LatencyOut | None = None
     run: LatencyOut | None = None
 
@@ -119,6 +125,7 @@ def _interval(one: Interval) -> IntervalOut:
         dead=flows.dead,
         cancelled=flows.cancelled,
         depth=one.depth or 0,
+        oldest_due_s=None if one.oldest_due is None else one.oldest_due.total_seconds(),
         pickup=_latency(one.pickup),
         run=_latency(one.run),
     )

@@ -18,6 +18,7 @@ from litestar.params import JSONBody
 from headgate.api.http.codec import Input, Output, content
 from headgate.api.http.handover import HandoverResponse
 from headgate.api.http.request import ApiRequest
+from headgate.api.http.routes.job_logs import LogLinesIn, attempts_of
 from headgate.api.http.routes.outcomes import LOCKED, TAG, Epoch
 from headgate.api.http.routing import PathId, post
 from headgate.dispatch.delivery import Delivery
@@ -166,6 +167,7 @@ class HeldIn(Input, kw_only=True):
     id: UUID
     epoch: Epoch
     progress: ProgressIn | None = None
+    logs: LogLinesIn = []
 
 
 class HeartbeatIn(Input, kw_only=True):
@@ -175,6 +177,7 @@ class HeartbeatIn(Input, kw_only=True):
     worker_id: str = ""
     lease_seconds: LeaseSeconds = 0
     progress: ProgressIn | None = None
+    logs: LogLinesIn = []
 
 
 class HeartbeatsIn(Input, kw_only=True):
@@ -202,7 +205,7 @@ class Heartbeats(Output, kw_only=True):
 
 @post("/v1/jobs/heartbeat", uses="WorkerService/Heartbeat", tags=TAG)
 async def extend_leases(request: ApiRequest, data: JSONBody[HeartbeatsIn]) -> Heartbeats:
-    """Extend leases from now, and report progress.
+    """Extend leases from now, and report progress and log lines.
 
     `lost`: the lease is over, or the job does not exist: stop it, and report nothing. `locked`: neither; another
     transaction has locked the job, send the heartbeat again soon.
@@ -212,8 +215,8 @@ async def extend_leases(request: ApiRequest, data: JSONBody[HeartbeatsIn]) -> He
 
 @post("/v1/jobs/{job_id:str}/heartbeat", uses="WorkerService/Heartbeat", tags=TAG)
 async def extend_lease(request: ApiRequest, job_id: PathId, data: JSONBody[HeartbeatIn]) -> Renewed:
-    """Extend the lease of one job from now, and report progress. 409 if the lease is lost."""
-    held = HeldIn(id=job_id, epoch=data.epoch, progress=data.progress)
+    """Extend the lease of one job from now, and report progress and log lines. 409 if the lease is lost."""
+    held = HeldIn(id=job_id, epoch=data.epoch, progress=data.progress, logs=data.logs)
     (renewed,) = await _beat(request, data.worker_id, [held], data.lease_seconds)
     if renewed.code == "lost":  # or it never was: then this is 404
         found = await request.cases.jobs.get(request.caller, job_id)
@@ -235,6 +238,7 @@ async def _beat(request: ApiRequest, worker_id: str, jobs: Sequence[HeldIn], lea
             for job in jobs
             if (how := job.progress) is not None
         ],
+        logs=list(attempts_of((job.id, job.epoch, job.logs) for job in jobs)),
     )
     lost, cancel, skipped = set(answer.lost), set(answer.cancel), set(answer.skipped)
     return [
