@@ -94,6 +94,10 @@ def run(api: httpx.Client, worker: str, name: str, outcome: dict[str, Any] | Non
         if claimed:
             break
         assert time.monotonic() < deadline, "the job was not claimed"
+    levels = ("debug", "info", "warning", "error", "critical")
+    lines = [{"seq": 3 * at, "level": one, "logger": CANARY, "text": CANARY} for at, one in enumerate(levels, 1)]
+    beat = {"epoch": claimed[0]["epoch"], "worker_id": worker, "lease_seconds": 600, "logs": lines}
+    done(api.post(f"/v1/jobs/{job_id}/heartbeat", json=beat))
     if outcome is not None:
         verb = "complete" if "result" in outcome else "fail"
         done(api.post(f"/v1/jobs/{job_id}/{verb}", json={"epoch": claimed[0]["epoch"], **outcome}))

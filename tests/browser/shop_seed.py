@@ -86,9 +86,10 @@ RATES = {
 def failed_first(api: httpx.Client, seed: Seed) -> None:
     """Before the worker of the shop is there: jobs that a worker over HTTP fails, and one that has not begun."""
     for topic, payload, failure, count in FAILURES:
-        for _ in range(count):
-            tags = ["checkout"] if topic.startswith("pay") else ["shop"]
-            submit(api, topic, payload, max_attempts=5, tags=tags, retry=RETRY)
+        for number in range(count):
+            paid = topic.startswith("pay")
+            more = {"key": f"capture-{payload['order']}-{number}"} if paid else {}
+            submit(api, topic, payload, max_attempts=5, tags=["checkout"] if paid else ["shop"], retry=RETRY, **more)
         deadline, left = time.monotonic() + DEADLINE_S, count
         while left:
             assert time.monotonic() < deadline, f"{topic}: the jobs were not claimed"
@@ -118,13 +119,16 @@ def worked(api: httpx.Client, seed: Seed) -> None:
     cancelled = submit(api, "invoices.render", {"order": ORDER - 1, "total": "0.00"}, delay_ms=900_000)
     done(api.post(f"/v1/jobs/{cancelled}/cancel", json={"reason": "the order was withdrawn"}))
     batch = _batch(api)
-    for name, topic, cron in (
-        ("daily-report", "reports.daily", "30 2 * * *"),
-        ("reindex", "search.reindex", "0 */6 * * *"),
-        ("reminders", "mail.welcome", "0 9 * * mon-fri"),
+    mail = {"to": "team@example.com", "locale": "en"}
+    for name, topic, cron, payload in (
+        ("daily-report", "reports.daily", "30 2 * * *", {}),
+        ("reindex", "search.reindex", "0 */6 * * *", {}),
+        ("reminders", "mail.welcome", "0 9 * * mon-fri", mail),
     ):
         timing = {"cron": {"expression": cron, "zone": "Europe/Berlin"}}
-        done(api.put(f"/v1/schedules/{name}", json={"spec": {"topic": topic, "timing": timing, "payload": {}}}))
+        done(api.put(f"/v1/schedules/{name}", json={"spec": {"topic": topic, "timing": timing, "payload": payload}}))
+    for _ in range(7):
+        done(api.post("/v1/schedules/reminders/trigger"))
     webhook = done(
         api.post(
             "/v1/webhooks",
@@ -186,9 +190,9 @@ async def write_history(dsn: str) -> None:
             rows = [(row["topic_no"], _flow(RATES[row["name"]], ago)) for row in topics if row["name"] in RATES]
             total = tuple(sum(column) for column in zip(*(flow for _, flow in rows), strict=True))
             for topic_no, flow in [*rows, (0, total)]:
-                await db.execute(FLOW, tenant, topic_no, now, ago, *flow)
+                await db.execute(FLOW, tenant, topic_no, now, ago, *flow, _oldest_ms(ago))
                 await db.execute(LATENCY, tenant, topic_no, now, ago, _waits(ago, 5), _waits(ago + 7, 8))
-            await db.execute(FLOW, 0, 0, now, ago, 0, 0, 0, 0, 0, 0)
+            await db.execute(FLOW, 0, 0, now, ago, 0, 0, 0, 0, 0, 0, None)
         browsers = (("bcdefghijk", "Firefox 132 on Linux"), ("cdefghijkl", "Chrome 131 on macOS"))
         for number, (session, agent) in enumerate(browsers):
             await db.execute(SESSION, session, bytes([number]) * 32, agent, f"10.2.0.{17 + number}", number, tenant)
@@ -198,8 +202,8 @@ async def write_history(dsn: str) -> None:
 
 FLOW = """
 INSERT INTO headgate.flow_buckets
-       (tenant_no, topic_no, seconds, at, submitted, started, completed, retried, failed, dead, changes)
-VALUES ($1, $2, 60, $3::timestamptz - $4 * interval '1 minute', $5, $6, $7, $8, $9, $10, 1)
+       (tenant_no, topic_no, seconds, at, submitted, started, completed, retried, failed, dead, oldest_ms, changes)
+VALUES ($1, $2, 60, $3::timestamptz - $4 * interval '1 minute', $5, $6, $7, $8, $9, $10, $11, 1)
 ON CONFLICT (tenant_no, topic_no, seconds, at) DO NOTHING"""
 LATENCY = """
 INSERT INTO headgate.latency_buckets (tenant_no, topic_no, seconds, at, pickup, run)
@@ -220,6 +224,11 @@ def _flow(rate: int, ago: int) -> tuple[int, int, int, int, int, int]:
     bad = round(submitted * (0.5 if 22 <= ago <= 28 else 0.02 + 0.03 * (ago % 5 == 0)))
     dead = bad // 4
     return submitted, submitted, submitted - bad, bad - dead, bad, dead
+
+
+def _oldest_ms(ago: int) -> int:
+    """How long the oldest due job has waited: a second or two, and minutes after the incident."""
+    return 1_000 + ago % 4 * 400 + (11_000 * (28 - ago) if 16 <= ago <= 28 else 0)
 
 
 def _waits(ago: int, typical: int) -> list[int]:

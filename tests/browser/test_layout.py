@@ -149,3 +149,17 @@ def test_the_next_runs_of_a_schedule_are_not_cut(browser: Browser, dev_url: str,
         table = view.page.locator(".table-wrap:has(table.runs)")
         expect(table).to_be_visible()
         assert table.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+
+
+@pytest.mark.parametrize(("size", "least"), [(WIDE, 250), ((900, 740), 200)])
+def test_the_error_of_a_job_has_room_in_the_list(
+    browser: Browser, dev_url: str, seed: Seed, size: tuple[int, int], least: int
+) -> None:
+    del seed
+    with viewing(browser, dev_url, size=size) as view:
+        view.open("/ui/jobs?filter=state:dead")
+        cell = view.page.locator("td.error-cell:not(.blank)").first.bounding_box()
+        assert cell is not None
+        assert cell["width"] >= least
+        assert cell["x"] + cell["width"] <= size[0], "without scrolling"
+        view.check()

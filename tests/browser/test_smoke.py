@@ -116,3 +116,35 @@ def test_a_chart_that_gets_newer_data_is_not_taken_for_a_part_of_it(browser: Bro
         assert chart.evaluate(zoomed)
         view.check_accessible()
         view.check()
+
+
+def test_stacked_columns_add_up_keep_gaps_and_differ_in_more_than_colour(
+    browser: Browser, dev_url: str, seed: Seed
+) -> None:
+    del seed
+    with viewing(browser, dev_url) as view:
+        view.open("/ui/charts")
+        view.page.select_option("#live-mode", "off")  # an update would bring the stored figures back
+        chart = view.page.locator("#throughput hg-chart")
+        chart.evaluate(
+            """async (chart) => {
+                await customElements.whenDefined("hg-chart");
+                const found = chart.read();
+                for (const [index, line] of found.lines.entries()) {
+                    line.values = line.values.map((_value, at) => (at < 5 ? null : index + 1));
+                }
+                chart.setAttribute("data", JSON.stringify(found));
+                return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            }"""
+        )
+        newest = "(chart) => chart.plot.data.slice(1).map((values) => [values[0], values.at(-1)])"
+        # From the top: failed for good on failed and retried on completed. Submitted is a line.
+        assert chart.evaluate(newest) == [[None, 6], [None, 3], [None, 1], [None, 4]]
+        row = "[...chart.shadowRoot.querySelectorAll('.u-series')].slice(1)"
+        legend = f"(chart) => {row}.map((one) => one.querySelector('.u-value').textContent)"
+        assert chart.evaluate(legend) == ["3", "2", "1", "4"], "each its own value, not the height of the stack"
+        marks = f"(chart) => {row}.map((one) => one.querySelector('.u-marker').style.background)"
+        assert len(set(chart.evaluate(marks))) == 4
+        chart.evaluate("(chart) => chart.plot.setSeries(2, { show: false })")
+        assert chart.evaluate(newest)[0] == [None, 4], "what is switched off is not part of the stack"
+        view.check()

@@ -18,6 +18,7 @@ from headgate.domain.redaction import MASK, Redaction
 from headgate.domain.webhooks import (
     DELAYS,
     DISABLED_AFTER,
+    RESULT_MAX_BYTES,
     ClaimedDelivery,
     Event,
     Mode,
@@ -178,6 +179,13 @@ def test_a_result_is_added_on_request_with_secret_values_masked(result: bytes, e
         assert data["result"]["user"] == {"password": MASK}
     else:
         assert data["result"] == expected
+
+
+def test_only_a_completed_job_has_a_result_and_the_largest_one_is_sent() -> None:
+    for event in (Event.JOB_DEAD, Event.JOB_CANCELLED, Event.PING):
+        assert _body(event=event, with_result=True, result=b"1", data={})["data"] == {}
+    largest = b'"' + b"x" * (RESULT_MAX_BYTES - 2) + b'"'
+    assert len(_body(with_result=True, result=largest)["data"]["result"]) == RESULT_MAX_BYTES - 2
 
 
 def test_an_error_is_sent_with_secret_values_masked() -> None:

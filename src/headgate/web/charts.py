@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Literal
 
-from headgate.domain.stats import Interval, Latency, Series, joined
+from headgate.domain.stats import Flows, Interval, Latency, Series, joined
 from headgate.web.filters import NONE, duration, number
 from headgate.web.rendering import url
 
@@ -21,12 +21,13 @@ ROWS_MAX: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line: its value of each interval. None is a gap."""
+    """One line: its value of each interval. None is a gap. Stacked ones are columns, each on top of those before it."""
 
     name: str
     colour: str
     value: Callable[[Interval], Value]
     fill: bool = False
+    stacked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Chart:
                     "name": line.name,
                     "colour": line.colour,
                     "fill": line.fill,
+                    "stacked": line.stacked,
                     "values": [line.value(one) for one in self.series.intervals],
                 }
                 for line in self.lines
@@ -100,19 +102,27 @@ class Chart:
 
 
 def throughput(series: Series) -> Chart:
-    """What was submitted, completed, failed and retried in each interval."""
-    flows: tuple[tuple[str, str, Callable[[Interval], Value]], ...] = (
-        ("Completed", "--chart-3", lambda one: one.flows.completed if one.flows else None),
-        ("Submitted", "--chart-1", lambda one: one.flows.submitted if one.flows else None),
-        ("Failed", "--chart-2", lambda one: one.flows.failed if one.flows else None),
-        ("Retried", "--chart-4", lambda one: one.flows.retried if one.flows else None),
+    """Attempts that ended in each interval, stacked by how they ended; and what was submitted."""
+    flows: tuple[tuple[str, str, Callable[[Flows], int]], ...] = (
+        ("Completed", "--chart-3", lambda one: one.completed),
+        # `failed` counts both, and stacked columns must count each attempt once.
+        ("Failed and retried", "--chart-4", lambda one: one.retried),
+        ("Failed for good", "--chart-2", lambda one: one.failed - one.retried),
+        ("Submitted", "--chart-1", lambda one: one.submitted),
     )
+
+    def value(count: Callable[[Flows], int], one: Interval) -> Value:
+        return None if one.flows is None else count(one.flows)
+
     return Chart(
         title="Throughput",
-        note=f"jobs in {duration(series.window.step)}",
+        note=f"completed and failed attempts, and submitted jobs, in {duration(series.window.step)}",
         unit="count",
         series=series,
-        lines=[Line(name=name, colour=colour, value=value, fill=name == "Completed") for name, colour, value in flows],
+        lines=[
+            Line(name=name, colour=colour, value=partial(value, count), stacked=name != "Submitted")
+            for name, colour, count in flows
+        ],
         nothing="Nothing was recorded in this time.",
         filter=_filter(series),
     )
@@ -126,6 +136,26 @@ def depth(series: Series) -> Chart:
         unit="count",
         series=series,
         lines=[Line(name="Pending", colour="--chart-1", value=lambda one: one.depth, fill=True)],
+        nothing="Nothing was recorded in this time.",
+        filter=_filter(series),
+    )
+
+
+def oldest_due(series: Series) -> Chart:
+    """The longest that a due job had waited in each interval."""
+    return Chart(
+        title="Oldest due job",
+        note="longest wait" if series.topic else "longest wait, without paused topics",
+        unit="seconds",
+        series=series,
+        lines=[
+            Line(
+                name="Waited",
+                colour="--chart-2",
+                value=lambda one: None if one.oldest_due is None else _short(one.oldest_due.total_seconds()),
+                fill=True,
+            )
+        ],
         nothing="Nothing was recorded in this time.",
         filter=_filter(series),
     )

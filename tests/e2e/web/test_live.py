@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from html import unescape
 
 import httpx
@@ -44,6 +45,10 @@ def test_hints_need_a_session_and_the_stream_ends_with_it(
         assert "jobs" in hint(stream.iter_lines())[1], "what has changed since"
 
 
+def _has_table(viewer: Browser, path: str, title: str) -> bool:
+    return f'<caption class="visually-hidden">{title}</caption>' in viewer.get(path).text
+
+
 def test_charts_have_a_table_and_are_read_again_only_when_they_have_changed(sign: Sign, api: httpx.Client) -> None:
     api.post("/v1/jobs", json={"topic": "charted", "payload": {}})
     viewer = sign(VIEWER)
@@ -52,6 +57,8 @@ def test_charts_have_a_table_and_are_read_again_only_when_they_have_changed(sign
     assert "<hg-chart" in page.text
     assert "<script>" not in page.text
     assert '<caption class="visually-hidden">Throughput</caption>' in page.text
+    for path in ("/ui/charts?topic=charted&since=15m", "/ui"):  # a server looks at what waits after a few seconds
+        until(partial(_has_table, viewer, path, "Oldest due job"), f"{path} shows since when jobs wait")
     topic = viewer.get("/ui/topics/charted")
     assert topic.status_code == 200
     assert 'hx-get="/ui/charts?topic=charted' in topic.text, "read when the page is there, and a link without a script"

@@ -137,6 +137,8 @@ def test_recent_runs_are_drawn_and_said_in_words(api: httpx.Client, sign: Sign) 
     assert browser.submit("/ui/schedules/drawn/run").status_code == 303
     (job,) = api.post("/v1/jobs/claim", json={"worker_id": "w", "topics": ["drawn"], "wait_seconds": 20}).json()["jobs"]
     assert api.post(f"/v1/jobs/{job['id']}/complete", json={"epoch": job["epoch"]}).is_success
-    page = browser.page("/ui/schedules/drawn").text
-    assert 'aria-label="Last 1 run: 1 completed"' in page
-    assert '<rect class="run-completed"' in page
+    for path in ("/ui/schedules/drawn", "/ui/schedules"):
+        page = browser.page(path).text
+        assert 'aria-label="Last 1 run: 1 completed"' in page
+        assert '<rect class="run-completed"' in page
+    assert ">triggered</a>" in page, "no occurrence of its own has fired yet"

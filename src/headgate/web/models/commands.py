@@ -25,6 +25,11 @@ def get_job(base: str, job_id: str) -> Commands:
     return Commands(headgate=f"headgate job get {job_id} --full", curl=_get(base, f"/v1/jobs/{job_id}?{query}"))
 
 
+def job_logs(base: str, job_id: str) -> Commands:
+    """Read the log of a job."""
+    return Commands(headgate=f"headgate job logs {job_id}", curl=_get(base, f"/v1/jobs/{job_id}/logs"))
+
+
 def redrive_job(base: str, job_id: str) -> Commands:
     """Redrive a job."""
     return Commands(headgate=f"headgate job redrive {job_id}", curl=_post(base, f"/v1/jobs/{job_id}/redrive", {}))

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from headgate.domain.bulk import Counted, JobLine
-from headgate.domain.filters import Field, JobFilter, Op, Term
+from headgate.domain.filters import Field, Glob, JobFilter, Op, Term
 from headgate.domain.redaction import Redaction
 from headgate.domain.states import State
 from headgate.web.routing import PREFIX
@@ -122,6 +122,15 @@ def tabs_of(matching: JobFilter, counted: Counted | None) -> list[Tab]:
             )
         )
     return tabs
+
+
+def only_topic(matching: JobFilter) -> str:
+    """The topic that a filter names, if it names exactly one; else empty."""
+    terms = matching.of(Field.TOPIC)
+    if len(terms) != 1 or terms[0].negated or len(terms[0].values) != 1:
+        return ""
+    (value,) = terms[0].values
+    return value.parts[0] if isinstance(value, Glob) and value.is_plain else ""
 
 
 def matching_count(matching: JobFilter, counted: Counted | None) -> tuple[int | None, bool]:

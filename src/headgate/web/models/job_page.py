@@ -15,7 +15,8 @@ from headgate.api.http.codec import job_info
 from headgate.domain.attempts import Attempt, Span, attempts_of, timeline_of
 from headgate.domain.bulk import Verb
 from headgate.domain.dependencies import Met
-from headgate.domain.filters import Field, Term
+from headgate.domain.filters import Field, Glob, JobFilter, Term
+from headgate.domain.job_logs import LogPage, StoredLine
 from headgate.domain.redaction import Redaction
 from headgate.domain.states import State
 from headgate.domain.timestamps import from_unix_us
@@ -23,6 +24,7 @@ from headgate.domain.views import JobEvent, JobView
 from headgate.web.models.bodies import NOT_JSON, Body, body_of, decoded
 from headgate.web.models.tracebacks import Part, folded
 
+NO_LOG: Final = LogPage(lines=())
 BAR_WIDTH: Final = 1_000
 BAR_MIN: Final = 12
 """The least width of a stretch: one that took a millisecond of an hour is still seen."""
@@ -43,11 +45,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """An attempt with its error masked, and its traceback in parts. `same_as`: the newer attempt with the same one."""
+    """An attempt with its error and its log masked, and its traceback in parts.
+
+    `same_as`: the newer attempt with the same traceback.
+    """
 
     attempt: Attempt
     error: str
     trace: Sequence[Part]
+    log: Sequence[StoredLine] = ()
     same_as: int = 0
 
 
@@ -80,6 +86,8 @@ class JobPage:
     metadata: Body
     error_masked: bool = False
     before: int = 0  # only the history before this event is shown; 0: the newest
+    has_log: bool = False  # a handler logged something, perhaps in an attempt that is not shown
+    older_lines: bool = False  # of its log, only the newest lines were read
 
     def applies(self, verb: str) -> bool:
         """Whether a verb changes a job in this state."""
@@ -94,6 +102,20 @@ class JobPage:
     def tags(self) -> list[tuple[str, str]]:
         """Each tag, and the filter for jobs that have it."""
         return [(tag, str(Term(field=Field.TAG, values=(tag,)))) for tag in self.job.tags]
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """Its keys: a title, and the key."""
+        named = (("Idempotency key", self.job.key), ("Unique key", self.job.dependencies.unique_key))
+        return [(title, key) for title, key in named if key]
+
+    @property
+    def same_unique_key(self) -> str:
+        """The filter for the jobs of the topic with its unique key, if it has one. An idempotency key has one job."""
+        if not (key := self.job.dependencies.unique_key):
+            return ""
+        topic = Term(field=Field.TOPIC, values=(Glob((self.job.topic,)),))
+        return str(JobFilter((topic, Term(field=Field.UNIQUE, values=(key,)))))
 
     @property
     def relations(self) -> list[tuple[str, int, list[tuple[UUID, str]]]]:
@@ -119,7 +141,7 @@ class JobPage:
         return self.job.state.is_final
 
 
-def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
+def job_page(job: JobView, redaction: Redaction, *, before: int = 0, log: LogPage = NO_LOG) -> JobPage:
     """The page of a job that was read with payload, result and events: all, or those before the one of a number."""
     now = job.read_at or job.created_at
     payload = body_of(job.payload, redaction)
@@ -133,7 +155,7 @@ def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
         now=now,
         bars=bars,
         left_out=left_out,
-        attempts=_shown(attempts_of(past), redaction),
+        attempts=_shown(attempts_of(past), redaction, log.lines),
         payload=payload,
         result=result,
         progress=_progress(job, now, redaction),
@@ -143,6 +165,8 @@ def job_page(job: JobView, redaction: Redaction, *, before: int = 0) -> JobPage:
         metadata=body_of(json.dumps(texts).encode(), redaction),
         error_masked=error != (job.last_error or ""),
         before=before,
+        has_log=bool(log.lines),
+        older_lines=log.more,
     )
 
 
@@ -163,7 +187,11 @@ def bars_of(spans: Sequence[Span]) -> tuple[list[Bar], int]:
     return bars, len(spans) - len(shown)
 
 
-def _shown(attempts: Sequence[Attempt], redaction: Redaction) -> list[Shown]:
+def _shown(attempts: Sequence[Attempt], redaction: Redaction, lines: Sequence[StoredLine]) -> list[Shown]:
+    by_epoch: dict[int, list[StoredLine]] = {}
+    for line in lines:
+        shown = replace(line, text=redaction.masked_text(line.text), logger=redaction.masked_text(line.logger))
+        by_epoch.setdefault(line.epoch, []).append(shown)
     seen: dict[str, int] = {}
     found = []
     for one in attempts:
@@ -175,6 +203,7 @@ def _shown(attempts: Sequence[Attempt], redaction: Redaction) -> list[Shown]:
                 attempt=replace(one, reason=redaction.masked_text(one.reason)),
                 error=redaction.masked_text(error),
                 trace=() if same else folded(redaction.masked_text(one.traceback)),
+                log=by_epoch.get(one.epoch, ()),
                 same_as=first if same else 0,
             )
         )

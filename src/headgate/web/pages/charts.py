@@ -1,4 +1,4 @@
-"""Charts of all topics or of one: throughput, depth, latencies, and what fails now."""
+"""Charts of all topics or of one: throughput, depth, waits, latencies, and what fails now."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ async def show_charts(
         windows=list(WINDOWS),
         throughput=charts.throughput(series),
         depth=charts.depth(series),
+        oldest=charts.oldest_due(series),
         pickup=charts.latency(series, "pickup"),
         run=charts.latency(series, "run"),
     )

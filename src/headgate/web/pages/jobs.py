@@ -31,6 +31,7 @@ from headgate.web.models.job_list import (
     Query,
     columns_of,
     matching_count,
+    only_topic,
     rows_of,
     tabs_of,
 )
@@ -76,10 +77,12 @@ async def list_jobs(
     rows = rows_of(found.page.jobs, request.cases.redaction, now=found.page.read_at)
     if not any(row.error for row in rows):
         shown["shown_columns"] = tuple(name for name in shown["columns"] if name != "error")
+    topic = only_topic(found.filter)
     return request.render(
         "jobs/index.html",
         fragment="jobs/_list.html",
         found=found,
+        pause=await request.cases.admin.pause_of(request.caller, topic) if topic else None,
         rows=rows,
         tabs=tabs_of(found.filter, found.counted),
         counting="once" if found.counted is None else "live",

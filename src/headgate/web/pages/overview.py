@@ -47,7 +47,14 @@ async def overview(request: PageRequest, since: FromQuery[str] = "") -> Html:
 
 
 def _charts(series: Series | None) -> list[charts.Chart]:
-    return [] if series is None else [charts.throughput(series), charts.latency(series)]
+    if series is None:
+        return []
+    return [
+        charts.throughput(series),
+        charts.latency(series),
+        charts.depth(series),
+        charts.oldest_due(series),
+    ]
 
 
 def spark_of(series: Series | None, state: State) -> list[int]:

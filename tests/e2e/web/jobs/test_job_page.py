@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import re
+from html import unescape
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.web.conftest import VIEWER
+from tests.e2e.web.conftest import OTHER, VIEWER
 from tests.e2e.web.jobs.conftest import As
 from tests.support.dashboard import Visit, claimed, died, submitted, text_of
+from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 CANARY = "<img src=x onerror=alert(1)>\"'{{1234*5678}}"
@@ -165,6 +167,24 @@ def test_a_result_and_related_jobs_are_shown(web: Visit, api: httpx.Client, topi
 # ---------------------------------------------------------------------- edit and redrive
 
 
+def test_the_unique_key_of_a_job_leads_to_the_jobs_with_the_same_one(web: Visit, api: httpx.Client, topic: str) -> None:
+    (first,) = submitted(api, topic, unique={"key": 'user "42"'})
+    (job,) = claimed(api, topic)
+    done = {"worker_id": "w-1", "outcomes": [{"id": first, "epoch": job["epoch"], "completed": {}}]}
+    assert api.post("/v1/jobs/outcomes", json=done).status_code == 200
+    (second,) = submitted(api, topic, unique={"key": 'user "42"'}, key="order-7")
+    assert first != second
+    assert api.get(f"/v1/jobs/{second}").json()["key"] == "order-7"
+    page = web.get(f"/ui/jobs/{second}").text
+    links = {
+        unescape(one[2]): unescape(one[1]) for one in re.finditer(r'<a href="([^"]+)">(Jobs with this [^<]+)<', page)
+    }
+    assert list(links) == ["Jobs with this unique key"]  # an idempotency key has one job: this one
+    assert "order-7" in page
+    assert set(re.findall(r'data-id="([^"]+)"', web.get(links["Jobs with this unique key"]).text)) == {first, second}
+    assert "idempotency key" not in web.get(f"/ui/jobs/{first}").text.lower()
+
+
 def test_an_edited_payload_keeps_what_is_masked(web: Visit, api: httpx.Client, topic: str) -> None:
     (one,) = submitted(api, topic, payload={"user": {"name": "ada", "password": "hunter2"}, "n": 1})
     died(api, topic)
@@ -286,3 +306,99 @@ def test_an_operator_sees_masked_values_once_and_the_audit_has_it(
 def test_a_job_without_masked_values_offers_none(web: Visit, api: httpx.Client, topic: str) -> None:
     (one,) = submitted(api, topic, payload={"user": "ada"})
     assert "Show masked values" not in text_of(web.get(f"/ui/jobs/{one}"))
+
+
+def logged(api: httpx.Client, job: dict[str, Any], *lines: dict[str, Any]) -> None:
+    """Send log lines of an attempt, and wait until the last one is stored."""
+    beat = {"epoch": job["epoch"], "worker_id": "w-1", "logs": list(lines)}
+    assert api.post(f"/v1/jobs/{job['id']}/heartbeat", json=beat).status_code == 200
+    last = (job["epoch"], lines[-1]["seq"])
+    until(lambda: last in [(one["epoch"], one["seq"]) for one in read_log(api, job["id"])], "the lines are stored")
+
+
+def read_log(api: httpx.Client, job_id: str, **query: object) -> list[dict[str, Any]]:
+    answer = api.get(f"/v1/jobs/{job_id}/logs", params=query)  # type: ignore[arg-type]
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["lines"]
+    return found
+
+
+def test_each_attempt_has_its_log_masked_and_as_text(web: Visit, api: httpx.Client, topic: str) -> None:
+    (one,) = submitted(api, topic)
+    (job,) = claimed(api, topic)
+    page = web.get(f"/ui/jobs/{one}")
+    assert "headgate worker --job-logs INFO" in text_of(page)  # the empty state says how
+    lines = [
+        {"seq": 1, "level": "warning", "logger": "shop.mail", "text": f"password=hunter2 {CANARY}"},
+        {"seq": 5, "level": "error", "text": "\x1b[31mred\x1b[0m \x07bell", "at_us": 1_700_000_000_000_000},
+    ]
+    logged(api, job, *lines)
+    nack = {"epoch": job["epoch"], "worker_id": "w-1", "delay_ms": 0}
+    assert api.post(f"/v1/jobs/{one}/nack", json=nack).status_code == 200
+    (again,) = claimed(api, topic)
+    logged(api, again, {"seq": 1, "text": "a second time"})
+    page = web.get(f"/ui/jobs/{one}")
+    said = text_of(page)
+    assert "<img src=x" not in page.text
+    assert "hunter2" not in page.text
+    for part in ("WARNING", "shop.mail", "password=•••", CANARY, "… 3 lines were left out", "ERROR", "red \x07bell"):
+        assert part in said, part
+    assert "22:13:20.000" in said  # the time of the worker, UTC
+    assert "--job-logs INFO" not in said
+    newest, older = said.index("a second time"), said.index("password=•••")
+    assert newest < older  # attempts newest first
+    assert "Log of attempt 1" in page.text
+    assert f"headgate job logs {one}" in said
+
+
+def test_the_log_of_a_job_is_read_in_pages_and_by_attempt(api: httpx.Client, topic: str) -> None:
+    (one,) = submitted(api, topic)
+    (job,) = claimed(api, topic)
+    logged(api, job, *({"seq": seq, "text": f"line {seq}"} for seq in range(1, 6)))
+    found, after = [], ""
+    while True:
+        page = api.get(f"/v1/jobs/{one}/logs", params={"limit": 2, "after": after}).json()
+        found += [line["text"] for line in page["lines"]]
+        after = page.get("cursor", "")
+        if not page.get("more"):
+            break
+    assert found == [f"line {seq}" for seq in range(1, 6)]
+    assert api.get(f"/v1/jobs/{one}/logs", params={"after": after}).json() == {"lines": []}
+    assert [line["text"] for line in read_log(api, one, newest=True, limit=2)] == ["line 4", "line 5"]
+    assert read_log(api, one, attempt=2) == []
+    assert len(read_log(api, one, attempt=1)) == 5
+    assert read_log(api, one)[0] | {"at_us": 0} == {
+        "attempt": 1,
+        "epoch": job["epoch"],
+        "seq": 1,
+        "at_us": 0,
+        "level": "info",
+        "text": "line 1",
+    }
+
+
+def test_a_log_that_cannot_be_read_has_the_same_answer_as_its_job(
+    api: httpx.Client, topic: str, running: tuple[ServerProcess, str], as_: As
+) -> None:
+    (one,) = submitted(api, topic)
+    (job,) = claimed(api, topic)
+    logged(api, job, {"seq": 1, "text": "ours"})
+    headers = {"authorization": f"Bearer {OTHER}"}
+    as_other_tenant = httpx.Client(base_url=running[0].http_url, headers=headers, timeout=60, trust_env=False)
+    assert as_(OTHER).get(f"/ui/jobs/{one}").status_code == 404
+    problem = as_other_tenant.get(f"/v1/jobs/{one}/logs")
+    nobodys = as_other_tenant.get(f"/v1/jobs/{NOBODYS}/logs")
+    assert (problem.status_code, nobodys.status_code) == (404, 404)
+    assert problem.json()["detail"] == nobodys.json()["detail"].replace(NOBODYS, one)
+    beat = {"epoch": job["epoch"], "worker_id": "w-1", "logs": [{"seq": 2, "text": "theirs"}]}
+    assert as_other_tenant.post(f"/v1/jobs/{one}/heartbeat", json=beat).status_code == 404
+    assert api.post(f"/v1/jobs/{one}/heartbeat", json=beat | {"epoch": job["epoch"] + 1}).status_code == 409
+    for query in ({"after": "x"}, {"after": "1.1", "newest": "true"}, {"limit": "0"}, {"attempt": "-1"}):
+        assert api.get(f"/v1/jobs/{one}/logs", params=query).status_code == 400, query
+    many = [{"seq": seq, "text": ""} for seq in range(1, 202)]
+    no_lines = [{"text": ""}]  # what is no line at all is refused; a value that cannot be stored never costs the lease
+    for logs in (many, [{"seq": 0, "text": ""}], [{"seq": 1, "text": "", "level": "loud"}], no_lines):
+        answer = api.post(f"/v1/jobs/{one}/heartbeat", json={"epoch": job["epoch"], "logs": logs})
+        assert answer.status_code == (400 if logs is no_lines else 200), logs
+    as_other_tenant.close()
+    assert [line["text"] for line in read_log(api, one)] == ["ours"]

@@ -189,3 +189,19 @@ def test_a_token_of_some_topics_sees_those_only(limited: Visit, api: httpx.Clien
     assert limited.get(f"/ui/jobs/{hidden}").status_code == 404
     assert limited.get("/ui/jobs?filter=topic:hidden").status_code == 403
     assert "hidden" not in limited.get("/ui/jobs/suggest?filter=topic:&caret=6").text
+
+
+def test_a_list_and_a_job_that_waits_say_that_their_topic_is_paused(web: Visit, api: httpx.Client, topic: str) -> None:
+    (one,) = submitted(api, topic)
+    pages = (f"/ui/jobs?filter=topic:{topic}", f"/ui/jobs/{one}")
+    assert not any("paused by" in text_of(web.get(path)) for path in pages)
+    pause = {"target": {"topic": topic}, "reason": "bank outage"}
+    assert api.post("/v1/pause", json=pause).is_success
+    for path in pages:
+        shown = text_of(web.get(path))
+        assert f"topic {topic} paused by" in shown
+        assert "“bank outage”. Queued jobs wait until the pause ends." in shown
+    assert "paused by" not in text_of(web.get("/ui/jobs?filter=topic:another")), "that of another topic"
+    assert "paused by" not in text_of(web.get(f"/ui/jobs?filter=topic:{topic},another"))
+    assert api.post("/v1/resume", json={"target": {"topic": topic}}).is_success
+    assert not any("paused by" in text_of(web.get(path)) for path in pages)
