@@ -66,6 +66,7 @@ SELECT n.name AS tenant, o.id, o.verb, o.state, o.matched, o.changed, o.skipped,
 OF_A_JOB: Final = {
     "payloads": "id",
     "job_tags": "job_id",
+    "job_logs": "job_id",
     "job_limit_keys": "job_id",
     "limit_line": "job_id",
     "unique_jobs": "job_id",

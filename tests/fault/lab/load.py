@@ -269,7 +269,9 @@ class Load:
         await self.submit_many(tenant, "rated", 12)  # more at once than may start at once
 
     async def _do_keyed(self, tenant: Tenant) -> None:
-        await self.submit(tenant, "keyed", ms=20, limit_key=f"k{self._chance.randrange(4)}")
+        key = f"k{self._chance.randrange(4)}"
+        for _ in range(2):  # the second comes while the first one runs, most often
+            await self.submit(tenant, "keyed", ms=50, limit_key=key)
 
     async def _do_ordered(self, tenant: Tenant) -> None:
         key = f"o{self._chance.randrange(3)}"
