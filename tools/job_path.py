@@ -131,7 +131,8 @@ async def path_of_a_job(database_url: str, db: Connection) -> tuple[set[Function
                 while any(demand.busy for demand in server.demands):  # noqa: ASYNC110 - it waits for the state of the server
                     await asyncio.sleep(0.001)
 
-        worker = hg.worker(concurrency=1)
+        # Two slots: with one, a claim is full or not by what the worker reads ahead, and that follows the load.
+        worker = hg.worker(concurrency=2)
         working = asyncio.create_task(worker.run(), name="worker")
         try:
             for _ in range(WARM_UP):
