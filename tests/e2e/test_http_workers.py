@@ -148,7 +148,8 @@ async def test_many_outcomes_have_a_receipt_each(alpha: Http, topic: str) -> Non
         ("applied", "scheduled"),
         ("invalid", None),
     ]
-    beat = {"jobs": [{"id": ids[4], "epoch": jobs[ids[4]]}, {"id": ids[0], "epoch": jobs[ids[0]]}]}
+    lines = [{"seq": seq, "text": "", "level": "notice", "logger": "x" * 300} for seq in range(250)]
+    beat = {"jobs": [{"id": ids[4], "epoch": jobs[ids[4]], "logs": lines}, {"id": ids[0], "epoch": jobs[ids[0]]}]}
     renewed = (await alpha.post("/v1/jobs/heartbeat", beat)).body["jobs"]
     assert [one["code"] for one in renewed] == ["renewed", "lost"]
 

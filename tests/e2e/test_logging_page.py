@@ -30,6 +30,11 @@ NOT_LOGGED = re.compile(r"headgate \S+ ready on")
 """What a server prints when it is ready."""
 
 
+def without_times(text: str) -> list[list[str]]:
+    """The words of each line but its first one, which is a time."""
+    return [line.split()[1:] for line in text.splitlines()]
+
+
 @contextmanager
 def sentry() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A stand-in for the remote side: takes envelopes; gives its address and the events it got."""
@@ -69,7 +74,8 @@ def test_the_page_on_logging_runs_as_printed(server: ServerProcess, spawn: Spawn
     (tmp_path / "app.py").write_text(program(PAGE))
     with sentry() as (dsn, events):
         environ = {**clean_environ(), "HEADGATE_URL": server.address, "PYTHONPATH": str(tmp_path), "SENTRY_DSN": dsn}
-        worker = spawn("worker", sys.executable, "-m", "headgate.cli", "worker", "app:hg", environ=environ)
+        headgate = (sys.executable, "-m", "headgate.cli")
+        worker = spawn("worker", *headgate, "worker", "app:hg", "--job-logs", "INFO", environ=environ)
         command = [sys.executable, "app.py"]
         done = subprocess.run(
             command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False
@@ -90,6 +96,11 @@ def test_the_page_on_logging_runs_as_printed(server: ServerProcess, spawn: Spawn
             r"  ValueError: the amount is negative\n"
         )
         worker.saw(rf"ERROR headgate\.worker job_dead topic=charge job_id={failed[1]} attempt=2/2 ")
+        # The log of the job.
+        shown = subprocess.run(
+            [*headgate, "job", "logs", failed[1]], env=environ, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        assert without_times(shown) == without_times(printed(PAGE, "headgate job logs $JOB"))
         # Those of the application, with the fields of the job.
         worker.saw(rf"INFO shop\.payments charging -1 job_id={failed[1]} topic=charge attempt=1\n")
         worker.saw(r"INFO shop\.payments failed attempt=1/2 retry_at=\d{4}")

@@ -27,7 +27,7 @@ from headgate.domain.ids import TenantName
 from headgate.store import verbs
 from headgate.store.connect import connect
 from headgate.store.names import Names
-from headgate.wire import jobs_pb2, producer_pb2
+from headgate.wire import admin_pb2, jobs_pb2, producer_pb2
 from tests.e2e.conftest import Serve, Spawn
 from tests.support.database import Server
 from tests.support.epochs import claims
@@ -123,6 +123,10 @@ def start_worker(node_modules: Path, spawn: Spawn, tmp_path: Path) -> StartWorke
 # ---------------------------------------------------------------------- a producer, as bare as the worker
 
 
+def two_lines(lines: list[admin_pb2.StoredLogLine]) -> list[admin_pb2.StoredLogLine]:
+    return lines if len(lines) == 2 else []
+
+
 class Producer:
     """Submits and looks, in raw calls."""
 
@@ -156,6 +160,15 @@ class Producer:
         job = self.job(job_id)
         assert job.state >= jobs_pb2.STATE_COMPLETED, f"{job_id} did not end within {WAIT}: {job}"
         return job
+
+    def log(self, job_id: UUID) -> list[admin_pb2.StoredLogLine]:
+        """What its handlers logged."""
+        call = self._channel.unary_unary(
+            "/headgate.v1.AdminService/ListJobLogs",
+            request_serializer=admin_pb2.ListJobLogsRequest.SerializeToString,
+            response_deserializer=admin_pb2.ListJobLogsResponse.FromString,
+        )
+        return list(call(admin_pb2.ListJobLogsRequest(id=job_id.bytes), timeout=WAIT.total_seconds()).lines)
 
     def close(self) -> None:
         self._channel.close()
@@ -224,8 +237,13 @@ def test_jobs_complete_with_the_bytes_their_handler_returned(lasting: Lasting, s
 
 
 @pytest.mark.req("W9", "W11", "W13", "W14")
-def test_each_other_outcome_does_what_it_is_named_for(lasting: Lasting, start_worker: StartWorker) -> None:
+def test_each_other_outcome_does_what_it_is_named_for(
+    lasting: Lasting, start_worker: StartWorker, tmp_path: Path
+) -> None:
     server, _, producer = lasting
+    handlers = tmp_path / "handlers.mjs"
+    a_level_that_there_is_not = handlers.read_text().replace("'WARNING'", "job.attempt === 1 ? 'WARNING' : 'loud'")
+    handlers.write_text(a_level_that_there_is_not)
     worker = start_worker(server)
     fails = producer.submit("fail", b"out of paper", max_attempts=2, retry=soon())
     nacks = producer.submit("nack", b"300")
@@ -240,6 +258,12 @@ def test_each_other_outcome_does_what_it_is_named_for(lasting: Lasting, start_wo
     assert dead.events[-1].error_message == "out of paper (attempt 2 of 2)"
     assert "handlers.mjs" in dead.events[-1].error_trace
     assert "out of paper (attempt 2 of 2)" in dead.last_error
+
+    lines = until(lambda: two_lines(producer.log(fails)), "the log of both attempts is stored")
+    assert [(line.attempt, line.line.level, line.line.text) for line in lines] == [
+        (1, jobs_pb2.LOG_LEVEL_WARNING, "no luck in attempt 1"),
+        (2, jobs_pb2.LOG_LEVEL_INFO, "no luck in attempt 2"),
+    ]
 
     again = producer.ended(nacks)
     (nacked,) = again.events

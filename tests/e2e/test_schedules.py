@@ -58,7 +58,7 @@ async def hg(server: ServerProcess) -> Any:
 async def test_a_schedule_from_python_runs_and_its_jobs_know_it(hg: Headgate) -> None:
     schedules = hg.admin.schedules
     made = await schedules.put("tick", "ticks", {"n": 1}, every=1, priority="high", tags=["t"], catch_up=5)
-    assert (made.version, made.state, made.when, made.priority) == (1, "active", "every 0:00:01", 10)
+    assert (made.version, made.state, made.when, made.priority) == (1, "active", "every 1s", 10)
     assert made.catch_up == "all up to 5"
 
     async def some() -> bool:

@@ -33,6 +33,7 @@ from headgate.cli.top.places import Place, View
 from headgate.cli.top.reading import Snapshot
 from headgate.domain.redaction import Redaction
 from headgate.sdk.connection import Connection
+from headgate.wire import jobs_pb2, worker_pb2
 from tests.support.database import Server
 from tests.support.server import HEADGATE, ServerProcess, clean_environ
 from tests.support.top_screen import rows_of
@@ -125,12 +126,16 @@ async def opened(
         yield seen
 
 
-async def dead_job(server: ServerProcess, topic: str, error: str) -> str:
-    """A job whose only attempt has failed."""
+async def dead_job(server: ServerProcess, topic: str, error: str, *, log: str = "") -> str:
+    """A job whose only attempt has failed, and has logged a line."""
     async with Headgate(server.address) as hg, Wire(server.address) as wire, wire.worker() as session:
         handle = await hg.submit(topic, {"order": 4711}, max_attempts=1)
         await session.ready(1, topic)
         (job,) = await session.take(1)
+        if log:
+            line = jobs_pb2.LogLine(seq=1, level=jobs_pb2.LOG_LEVEL_ERROR, logger="shop", text=log)
+            lines = worker_pb2.JobLines(id=job.id, epoch=job.epoch, lines=[line])
+            await session.send(worker_pb2.WorkerFrame(logs=[lines]))
         await session.report(failed(job, error))
         return str(handle.id)
 
@@ -156,7 +161,8 @@ async def test_the_first_screen_says_where_one_is_and_how_it_is(
 async def test_one_goes_from_a_topic_to_its_jobs_to_one_job_to_its_events_and_back(
     hg: Headgate, server: ServerProcess, topic: str
 ) -> None:
-    job = await dead_job(server, topic, "the bank [red]did not[/red] answer\x1b[2J")
+    said = "the log [red]says[/red] \x1b[2J\x07so password=hunter2"
+    job = await dead_job(server, topic, "the bank [red]did not[/red] answer\x1b[2J", log=said)
     async with opened(hg, server) as seen:
         await seen.select(topic)
         await seen.press("enter")
@@ -167,8 +173,10 @@ async def test_one_goes_from_a_topic_to_its_jobs_to_one_job_to_its_events_and_ba
         await seen.press("enter")
         await seen.shows(rf"> Job {job}", r"attempt 1 of 1", r'"order": 4711', r"did not")
         await seen.press("l")
+        await seen.shows(rf"> Log {job}", r"ERROR +shop +the log \[red\]says\[/red\] \\x07so password=•••")
+        await seen.press("e")
         await seen.shows(rf"> Events {job}", r"failed +dead +1 ", r"\[red\]did not")
-        await seen.press("escape")
+        await seen.press("escape", "escape")
         await seen.shows(rf"> Job {job}", r'"order": 4711')
         await seen.press("escape", "escape")
         await seen.shows(r"\[1\]Topics", rf"{topic}")

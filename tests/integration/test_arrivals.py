@@ -420,3 +420,36 @@ def test_every_function_that_writes_jobs_tells_of_arrivals_or_is_known_to_make_n
     }
     silent = {name for name, tells in writers.items() if not tells}
     assert silent == set(NEVER_PENDING), "a job that becomes claimable must tell where: headgate.arrived_v1"
+
+
+# ---------------------------------------------------------------------- the ranges that arrivals are kept as
+
+
+async def ranges_of(db: Connection, ranks: list[tuple[int, int, int]]) -> set[tuple[int, int, int, int]]:
+    topics_, classes, ats = (list(column) for column in zip(*ranks, strict=True))
+    return {
+        tuple(row) for row in await db.fetch("SELECT * FROM headgate.key_ranges_v1($1, $2, $3)", topics_, classes, ats)
+    }
+
+
+async def test_ranks_less_than_10_ms_apart_share_a_range_of_their_topic_and_class(db: Connection) -> None:
+    """Other topics and classes have ranks between them, which neither join nor part them."""
+    found = await ranges_of(
+        db, [(1, -1, 0), (1, -1, 10_000), (1, -1, 20_001), (1, -2, 5_000), (1, -2, 20_000), (2, -1, 15_000)]
+    )
+    assert found == {
+        (1, -1, 0, 10_000),
+        (1, -1, 20_001, 20_001),
+        (1, -2, 5_000, 5_000),
+        (1, -2, 20_000, 20_000),
+        (2, -1, 15_000, 15_000),
+    }
+
+
+async def test_many_ranges_become_64_of_neighbours(db: Connection) -> None:
+    ranks = [n * 20_000 for n in range(128)]
+    found = await ranges_of(db, [(1, -1, rank) for rank in ranks] + [(1, -2, rank) for rank in ranks[:64]])
+    assert found == {
+        *((1, -1, low, low + 20_000) for low in ranks[::2]),
+        *((1, -2, rank, rank) for rank in ranks[:64]),
+    }

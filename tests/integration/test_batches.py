@@ -20,6 +20,7 @@ from headgate.store.batches import batch_status, expire_batches, open_batch, sea
 from headgate.store.connect import Connection
 from tests.integration.test_dependencies import DIES, free, refused, state
 from tests.integration.test_dependency_races import blocked_on_a_lock, rivals, until
+from tests.support import explain
 from tests.support.queue import Clock, Queue, new_id
 
 COUNT_WRITES = """
@@ -86,16 +87,6 @@ async def test_an_empty_batch_is_done_when_it_is_sealed(queue: Queue) -> None:
     assert await free(queue) == [callback]
 
 
-async def test_a_batch_may_need_success(queue: Queue) -> None:
-    batch, callback = await opened(queue, needs=Needs.SUCCEEDED, on_failure=OnParentFailure.CANCEL)
-    (member,) = await queue.add(1, batch=batch)
-    await seal_batch(queue.db, await queue.tenant_no(), batch)
-    await queue.claim()
-    await queue.settle((member, 1, DIES))
-    await free(queue)
-    assert await state(queue, callback) is State.CANCELLED
-
-
 async def test_a_sealed_or_unknown_batch_takes_no_members(queue: Queue) -> None:
     batch, _ = await opened(queue, callback=False)
     stranger = Queue(queue.db, tenant="other")
@@ -154,6 +145,25 @@ async def test_sealing_waits_for_a_member_that_is_being_added(queue: Queue, data
     assert await free(queue) == [callback]
 
 
+@pytest.mark.parametrize("analysed", [False, True])
+async def test_the_end_of_members_reads_no_other_members_whatever_the_statistics_say(
+    queue: Queue, *, analysed: bool
+) -> None:
+    batch, _ = await opened(queue)
+    if analysed:  # with the dependency of the callback on its batch as the only row
+        await queue.db.execute("ANALYZE headgate.job_dependencies")
+    members = await queue.add(500, batch=batch)
+    values = {"tenant_": await queue.tenant_no(), "ids_": members[:20], "states_": [5] * 20, "children_": None}
+    for mode in explain.PLAN_MODES:
+        plan = (await explain.explain(queue.db, explain.inner("meet_v1", "meet"), values, mode=mode)).plan
+        scans = plan.scans_of("job_dependencies")
+        assert {(node.type, node.index) for node in scans} == {
+            ("Index Scan", "job_dependencies_pkey"),
+            ("Tid Scan", None),
+        }, plan.outline()
+        assert [node.rows_read for node in scans] == [20, 20], plan.outline()
+
+
 async def test_ten_thousand_members_fan_in_without_a_hot_row(queue: Queue, database: str) -> None:
     """The callback's row is written once, every dependency once, and the callback runs exactly once."""
     batch, callback = await opened(queue)
@@ -186,3 +196,36 @@ async def test_ten_thousand_members_fan_in_without_a_hot_row(queue: Queue, datab
     assert written == {"jobs": 2, "links": 10_001}  # freed, and then claimed
     status = await batch_status(queue.db, tenant, batch)
     assert (status.total, status.counts) == (10_000, {State.COMPLETED: 10_000})
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "end"),
+    [
+        (OnParentFailure.CANCEL, State.CANCELLED),
+        (OnParentFailure.IGNORE, State.PENDING),
+        (OnParentFailure.BLOCK, State.BLOCKED),
+    ],
+)
+async def test_a_batch_says_what_the_death_of_a_member_means_for_its_callback(
+    queue: Queue, on_failure: OnParentFailure, end: State
+) -> None:
+    batch, callback = await opened(queue, needs=Needs.SUCCEEDED, on_failure=on_failure)
+    (member,) = await queue.add(1, batch=batch)
+    await seal_batch(queue.db, await queue.tenant_no(), batch)
+    await queue.claim()
+    await queue.settle((member, 1, DIES))
+    await free(queue)
+    assert await state(queue, callback) is end
+
+
+async def test_a_token_of_some_topics_adds_to_batches_of_those_only(queue: Queue) -> None:
+    """A batch of the whole tenant is not one of them, and neither is one that has other topics, too."""
+    mail, sees = TopicSet.of("mail"), TopicSet.of("mail")
+    batches = [
+        (await opened(queue, callback=False, topics=topics))[0] for topics in (None, TopicSet.of("mail", "sms"), mail)
+    ]
+    told = await refused(queue, *(queue.job(batch=batch, sees=sees) for batch in batches))
+    assert [type(error) for error in told] == [NotFound, NotFound, type(None)]
+    (parent,) = await queue.add(1, "sms")
+    (error,) = await refused(queue, queue.job(depends_on=[parent], sees=sees))
+    assert isinstance(error, NotFound)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -102,7 +104,9 @@ async def test_redriven_jobs_keep_their_order_and_their_delay(queue: Queue) -> N
     await finish(queue, await start(queue, Verb.REDRIVE, "topic:mail"))
     assert list((await queue.claim(10)).ids) == ids
     later = await dead(queue, 2, "sms")
-    await finish(queue, await start(queue, Verb.REDRIVE, "topic:sms", delay=timedelta(hours=1)))
+    await start(queue, Verb.REDRIVE, "topic:sms", delay=timedelta(hours=1))
+    assert (done := await chunk(queue)) is not None
+    assert (done.changed, done.over, list(done.requeued)) == (2, True, [])  # no one is to look for them now
     assert {(await reads.get(queue.db, await queue.tenant_no(), i)).state for i in later} == {State.SCHEDULED}
 
 
@@ -268,10 +272,13 @@ async def test_operations_that_are_long_over_are_forgotten(queue: Queue) -> None
     clock = await Clock.install(queue.db)
     tenant = await queue.tenant_no()
     await finish(queue, await start(queue, Verb.CANCEL, "topic:a"))
+    slow = await start(queue, Verb.CANCEL, "topic:d")
+    await queue.db.execute("UPDATE headgate.bulk_operations SET rest_until = 'infinity' WHERE id = $1", slow.id)
     await clock.advance(days=29)
-    kept = [await finish(queue, await start(queue, Verb.CANCEL, "topic:b")), await start(queue, Verb.CANCEL, "topic:c")]
+    kept = [slow, await finish(queue, await start(queue, Verb.CANCEL, "topic:b"))]
+    kept.append(await start(queue, Verb.CANCEL, "topic:c"))
     await bulk.forget_old(queue.db)
-    assert len(await bulk.list_operations(queue.db, tenant)) == 3
+    assert len(await bulk.list_operations(queue.db, tenant)) == 4
     await clock.advance(days=2)
     await bulk.forget_old(queue.db)
     assert {one.id for one in await bulk.list_operations(queue.db, tenant)} == {one.id for one in kept}
@@ -314,6 +321,16 @@ async def test_a_rate_limit_is_kept_over_any_second(queue: Queue) -> None:
     assert times[-1] - times[0] <= timedelta(seconds=5)  # and it is used
 
 
+async def test_only_jobs_that_were_changed_count_for_the_rate(queue: Queue) -> None:
+    await Clock.install(queue.db)
+    await queue.add(3, limit_key="a")  # which cannot be moved
+    one = await start(queue, Verb.MOVE, "topic:mail", topic="sms", per_second=1)
+    for _ in range(3):
+        await chunk(queue)
+    one = await bulk.get(queue.db, await queue.tenant_no(), one.id)
+    assert counts(one) == (3, 0, 3, 0)
+
+
 async def test_a_slow_operation_does_not_delay_another(queue: Queue) -> None:
     await dead(queue, 50, "mail")
     await dead(queue, 10, "sms")
@@ -326,16 +343,19 @@ async def test_a_slow_operation_does_not_delay_another(queue: Queue) -> None:
     assert (await bulk.get(queue.db, tenant, slow.id)).changed == 1
 
 
-async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Queue) -> None:
+@pytest.mark.parametrize("place", [20, -1])
+async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Queue, place: int) -> None:
     clock = await Clock.install(queue.db)
     ids = await dead(queue, 60)
-    poison = ids[20]
+    poison = ids[place]
     await queue.db.execute(
         f"""CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN IF OLD.id = '{poison}' THEN RAISE EXCEPTION 'broken row'; END IF; RETURN OLD; END $$;
             CREATE TRIGGER refuse BEFORE DELETE ON headgate.archive FOR EACH ROW EXECUTE FUNCTION public.refuse()"""
     )
     one = await start(queue, Verb.REDRIVE, "topic:mail")
+    await clock.advance(seconds=1)
+    await dead(queue, 1)  # after the start: it is neither changed nor passed over
     for _ in range(100):
         await chunk(queue)
         await clock.advance(seconds=1)
@@ -343,6 +363,42 @@ async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Qu
     assert (one.state, counts(one)) == (Progress.DONE, (60, 59, 0, 1))
     assert "broken row" in one.error
     assert await changes(queue, EventKind.REDRIVEN) == Counter(set(ids) - {poison})
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_a_chunk_that_failed_leaves_alone_what_another_instance_did_since(
+    queue: Queue, database: str, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """A job cannot be changed once. Before that is noted, another instance has changed it and gone on."""
+    await queue.add(2)
+    await queue.db.execute(
+        """CREATE SEQUENCE public.tries;
+           CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+           BEGIN IF nextval('public.tries') = 1 THEN RAISE EXCEPTION 'broken row'; END IF; RETURN OLD; END $$;
+           CREATE TRIGGER refuse BEFORE DELETE ON headgate.jobs FOR EACH ROW EXECUTE FUNCTION public.refuse()"""
+    )
+    one = await start(queue, Verb.CANCEL, "topic:mail", per_second=1)  # so a chunk is one job
+    await queue.db.execute("UPDATE headgate.bulk_operations SET failures = $1", failures)
+    other = Queue(await connect(database, application_name="another instance"))
+    begun: list[Connection] = []
+    real = bulk.transaction
+
+    @asynccontextmanager
+    async def transaction(db: Connection) -> AsyncIterator[None]:
+        begun.append(db)
+        if begun == [queue.db, queue.db]:  # the chunk is rolled back, and its failure not noted yet
+            assert (await chunk(other) or Chunk(tenant_no=0, operation_id=new_id())).changed == 1
+        async with real(db):
+            yield
+
+    monkeypatch.setattr(bulk_chunks, "transaction", transaction)
+    try:
+        await chunk(queue)
+    finally:
+        await other.db.close()
+    one = await bulk.get(queue.db, await queue.tenant_no(), one.id)
+    assert (one.state, counts(one), one.error) == (Progress.RUNNING, (1, 1, 0, 0), "")
+    assert await queue.db.fetchval("SELECT failures FROM headgate.bulk_operations") == 0
 
 
 @pytest.mark.parametrize(
@@ -369,6 +425,33 @@ async def test_an_unreadable_filter_fails_the_operation_after_a_while(queue: Que
     assert problem in seen.error
     assert timedelta(seconds=60) <= clock.now - began <= timedelta(seconds=70)
     assert (await audit.entries(queue.db))[0].verb == "fail_bulk"
+
+
+async def test_an_operation_that_is_cancelled_meanwhile_does_not_fail(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = await queue.tenant_no()
+    one = await start(queue, Verb.CANCEL, "topic:mail")
+    await queue.db.execute(
+        "UPDATE headgate.bulk_operations SET filter = 'moon:full', failures = $1", bulk_chunks.UNREADABLE_MOST
+    )
+    begun: list[Connection] = []
+    real = bulk.transaction
+
+    @asynccontextmanager
+    async def transaction(db: Connection) -> AsyncIterator[None]:
+        begun.append(db)
+        if len(begun) == 2:  # the chunk is rolled back, and its failure not noted yet
+            await bulk.cancel(queue.db, tenant, one.id, who="ben")
+        async with real(db):
+            yield
+
+    monkeypatch.setattr(bulk_chunks, "transaction", transaction)
+    await chunk(queue)
+    assert len(begun) == 2
+    ended = await bulk.get(queue.db, tenant, one.id)
+    assert (ended.state, ended.error) == (Progress.CANCELLED, "")
+    assert (await audit.entries(queue.db, tenant))[0].verb == "cancel_bulk"
 
 
 async def test_an_operation_that_is_always_too_slow_fails_and_lets_others_go_on(queue: Queue, database: str) -> None:

@@ -88,6 +88,18 @@ async def test_hints_are_bounded_and_go_to_the_jobs_tenant_only(stepped: Instanc
     assert (mine.hints, mine.from_head, theirs.wake_pending) == ({}, True, False)  # too many to name: from the head
 
 
+async def test_hints_survive_a_claim_that_is_full_without_them(stepped: Instance) -> None:
+    (job, other), epochs = await below_the_mark(stepped, 2)
+    worker = await stepped.worker(slots=1)
+    assert await stepped.claimer.run_once() == 0
+    for one, epoch in zip((job, other), epochs, strict=True):
+        await worker.report(one, epoch, Abandon())
+    assert await stepped.claimer.run_once() == 1
+    (first,) = (await worker.take()).ids
+    (demand,) = worker.session.credit
+    assert set(demand.hints) == {job, other} - {first}
+
+
 async def test_hints_survive_a_claim_that_fails(stepped: Instance) -> None:
     (job,), (epoch,) = await below_the_mark(stepped)
     worker = await stepped.worker(slots=1)
@@ -97,7 +109,21 @@ async def test_hints_survive_a_claim_that_fails(stepped: Instance) -> None:
     with pytest.raises(StoreUnavailable):
         await stepped.claimer.run_once()
     assert await stepped.claimer.run_once() == 1
+    assert stepped.store.asked[-1].hints == (job,)
     assert list((await worker.take()).ids) == [job]
+
+
+async def test_a_look_from_the_head_that_fails_is_made_again(stepped: Instance) -> None:
+    await stepped.submit(1)
+    await stepped.worker(slots=3)
+    assert await stepped.claimer.run_once() == 1
+    stepped.demands.wake_all()
+    stepped.store.before["claim"] = failing_with(AWAY)
+    with pytest.raises(StoreUnavailable):
+        await stepped.claimer.run_once()
+    await stepped.submit(1)
+    assert await stepped.claimer.run_once() == 1
+    assert stepped.store.asked[-1].from_head
 
 
 async def test_claims_start_at_the_mark_and_not_at_the_head(stepped: Instance) -> None:

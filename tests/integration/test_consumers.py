@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -16,10 +17,12 @@ from headgate.domain.errors import StoreUnavailable
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.outcomes import Completed
 from headgate.domain.wakes import TopicReady
+from headgate.store.connect import Connection
 from headgate.store.topics import TopicStore
 from tests.support.dispatch_waits import soon
 from tests.support.dispatch_workers import Worker
 from tests.support.dispatching import Instance
+from tests.support.queue import Clock, Queue
 from tests.support.waiting import until_async
 from tests.support.watched_store import Hold
 
@@ -341,3 +344,33 @@ async def test_a_pull_worker_counts_once_however_many_calls_it_makes_to_whicheve
         assert not other.done()
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
+
+
+HOLD = "SELECT session, waiting FROM headgate.hold_consumers_v1($1, ARRAY[$2::int], ARRAY[$3::uuid], '{w}', 10000)"
+
+
+async def places(db: Connection, instance_no: int, topic_no: int, session: UUID) -> int:
+    """Renew the place of one session of an instance: its number among those that wait, 0 if it has a place."""
+    return {row[0]: row[1] for row in await db.fetch(HOLD, instance_no, topic_no, session)}[session]
+
+
+async def test_only_its_own_instance_takes_a_place_back(db: Connection) -> None:
+    """Another one cannot stop its claims: until it has heard of the lower maximum, its consumer counts."""
+    topic_no, first, second, third = (await Queue(db).topic()).no, uuid4(), uuid4(), uuid4()
+    await db.execute("UPDATE headgate.topics SET max_consumers = 2")
+    assert [await places(db, 1, topic_no, first), await places(db, 2, topic_no, second)] == [0, 0]
+    await db.execute("UPDATE headgate.topics SET max_consumers = 1")
+    assert await places(db, 1, topic_no, first) == 0
+    active = "SELECT active FROM headgate.topic_consumers WHERE session = $1"
+    assert await db.fetchval(active, second)
+    assert await places(db, 3, topic_no, third) > 0
+    assert await places(db, 2, topic_no, second) > 0
+    assert not await db.fetchval(active, second)
+
+
+async def test_a_place_of_the_time_ahead_is_free_after_a_step_back_of_the_clock(db: Connection) -> None:
+    clock, topic_no = await Clock.install(db), (await Queue(db).topic()).no
+    await db.execute("UPDATE headgate.topics SET max_consumers = 1")
+    assert await places(db, 1, topic_no, uuid4()) == 0
+    await clock.advance(hours=-2)
+    assert await places(db, 2, topic_no, uuid4()) == 0

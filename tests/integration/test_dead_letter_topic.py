@@ -14,9 +14,10 @@ from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
 from headgate.store import leases, topics
 from headgate.store.connect import Connection
+from tests.integration.test_priority import set_ageing
 from tests.support.dispatch_workers import failing
 from tests.support.dispatching import Instance
-from tests.support.queue import Queue
+from tests.support.queue import Clock, Queue
 
 COPIES = """
 SELECT j.id, j.payload, x.payload, j.headers, j.state, j.max_attempts, j.priority
@@ -66,6 +67,17 @@ async def test_a_job_that_dies_is_also_submitted_with_headers_that_name_its_orig
         "headgate-dead-error": "ValueError: no such address",
     }
     assert list((await queue.claim(1, "lost")).ids) == [copy]
+
+
+async def test_in_an_ageing_dead_letter_topic_a_copy_ranks_as_a_submitted_job_does(queue: Queue) -> None:
+    await Clock.install(queue.db)
+    await set_ageing(queue, "lost", timedelta(seconds=10))
+    await queue.add(topic="lost", priority=3)
+    (job,) = await queue.add(priority=3)
+    await die(queue, [job])
+    rows = await queue.db.fetch("SELECT rank_class, rank_at FROM headgate.jobs WHERE priority = 3")
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert len(rows) == 2
 
 
 async def test_the_same_outcome_again_makes_no_second_copy(queue: Queue) -> None:

@@ -12,11 +12,12 @@ import pytest
 from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.domain.views import Redrive
+from headgate.store import verbs
 from headgate.store.admin import AdminStore
 from headgate.store.connect import Connection
 from headgate.store.topics import TopicStore
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock
+from tests.support.queue import Clock, Queue
 
 YEAR = timedelta(days=365)
 SECOND = timedelta(seconds=1)
@@ -237,3 +238,16 @@ async def test_a_redriven_job_is_checked_by_the_schema_that_its_topic_has_then(s
     stepped.demands.wake_all()
     await stepped.claimer.run_once()
     assert list((await worker.take()).ids) == [job_id]
+
+
+@pytest.mark.parametrize(("delay", "kept"), [(30, True), (60, False), (90, False)])
+async def test_a_deadline_that_will_have_passed_when_a_redriven_job_is_due_is_dropped(
+    db: Connection, delay: int, kept: bool
+) -> None:
+    await Clock.install(db)
+    queue = Queue(db)
+    (job,) = await queue.add(1, deadline=timedelta(minutes=60))
+    await queue.claim()
+    await queue.settle((job, 1, Failed(error=ErrorInfo(type="E"), permanent=True)))
+    await verbs.redrive(db, await queue.tenant_no(), [job], delay=timedelta(minutes=delay))
+    assert bool(await db.fetchval("SELECT headers ? '.deadline_us' FROM headgate.jobs")) is kept

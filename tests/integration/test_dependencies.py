@@ -131,6 +131,29 @@ async def test_who_waits_on_runs_once_the_parent_was_redriven_and_succeeds(queue
     assert set(await free(queue)) == {early, late}
 
 
+async def test_the_first_child_of_a_dead_parent_runs_once_that_was_redriven_and_succeeds(queue: Queue) -> None:
+    """It had no children when it died: that it has one now is noted on the dead job, and comes back with it."""
+    (parent,) = await queue.add(1, "parents")
+    await queue.claim(1, "parents")
+    await queue.settle((parent, 1, DIES))
+    (child,) = await queue.add(1, depends_on=[parent], on_parent_failure="block")
+    assert await free(queue) == []
+    await verbs.redrive(queue.db, await queue.tenant_no(), [parent])
+    await queue.claim(1, "parents")
+    await queue.settle((parent, 2, Completed()))
+    assert await free(queue) == [child]
+
+
+async def test_a_child_of_a_dead_and_of_a_live_parent_is_cancelled_at_once(queue: Queue) -> None:
+    (dead,) = await queue.add(1, "parents")
+    await queue.claim(1, "parents")
+    await queue.settle((dead, 1, DIES))
+    (live,) = await queue.add(1, "parents")
+    (child,) = await queue.add(1, depends_on=[dead, live])
+    assert await free(queue) == []
+    assert await state(queue, child) is State.CANCELLED
+
+
 async def test_a_discarded_parent_leaves_no_child_waiting_forever(queue: Queue) -> None:
     (parent,) = await queue.add(topic="parents")
     (child,) = await queue.add(1, depends_on=[parent], on_parent_failure="block")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -105,6 +106,37 @@ async def test_every_completion_of_a_flush_is_noted_once_and_one_that_was_not_ap
     assert len(rows) == 2
     assert {job_id for row in rows for job_id in row[1]} == expected
     assert all(len(row[1]) == len(row[2]) == len(row[3]) == len(row[4]) == 2 for row in rows)
+
+
+async def test_a_completion_that_is_sent_again_is_noted_once(queue: Queue, db: Connection) -> None:
+    """Two tenants in one flush; what was applied before lies at another place in each."""
+    jobs = []
+    for one in (queue, Queue(db, tenant="other")):
+        await one.submit(one.job(), one.job())
+        claimed = await one.claim(2)
+        jobs.append([(await one.tenant_no(), *pair) for pair in zip(claimed.ids, claimed.epochs, strict=True)])
+    for some in ((jobs[0][0], jobs[1][1]), (*jobs[0], *jobs[1])):
+        flush = settling.OutcomeFlush()
+        flush.recorded = True
+        for tenant_no, job_id, epoch in some:
+            flush.add(tenant_no, job_id, epoch, Completed())
+        await settling.settle(db, flush)
+    noted = Counter(row[0] for row in await db.fetch("SELECT unnest(ids) FROM headgate.completions"))
+    assert noted == Counter(job_id for some in jobs for _, job_id, _ in some)
+
+
+async def test_completions_are_noted_although_the_clock_steps_back_meanwhile(queue: Queue, db: Connection) -> None:
+    (job_id,) = await queue.add()
+    flush = settling.OutcomeFlush()
+    flush.recorded = True
+    flush.add(await queue.tenant_no(), job_id, (await queue.claim()).epochs[0], Completed())
+    await db.execute(
+        """CREATE SEQUENCE public.looks;
+           CREATE OR REPLACE FUNCTION headgate.clock_v1() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+               SELECT pg_catalog.now() + interval '1 hour' - pg_catalog.nextval('public.looks') * interval '1 s' $$"""
+    )
+    await settling.settle(db, flush)
+    assert await db.fetchval("SELECT ids FROM headgate.completions") == [job_id]
 
 
 async def test_filters_select_topics_jobs_and_the_members_of_a_batch(

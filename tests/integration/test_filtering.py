@@ -58,6 +58,11 @@ async def found(
             return ids if oldest else ids[::-1]
 
 
+UNIQUE = """
+INSERT INTO headgate.unique_jobs (tenant_no, job_id, topic_no, key, live)
+SELECT $1, $2, min(topic_no), $3, $4 FROM headgate.topics"""
+
+
 @dataclass
 class World:
     """A few jobs of every kind, by name."""
@@ -96,6 +101,8 @@ async def world(queue: Queue) -> World:
         await queue.tenant_no(),
         names["late"],
     )
+    for name, key, live in (("old", "user-1", True), ("gone", "user-1", False), ("late", "user-2", True)):
+        await queue.db.execute(UNIQUE, await queue.tenant_no(), names[name], key, live)
     await clock.advance(hours=1)
     return World(queue, clock, names)
 
@@ -145,6 +152,12 @@ MEANINGS = [
     ("due:>30m", "late"),
     ("key:order-7", "old"),
     ("key:other", ""),
+    ("unique:user-1", "old gone"),
+    ("unique:user-1 topic:sms", "gone"),
+    ("unique:user-1,user-2", "old late gone"),
+    ("unique:user-1 unique:user-2", ""),
+    ("-unique:user-1", "big opaque late"),
+    ("unique:user", ""),
     ("args.user.id:42", "old big"),
     ("args.user.id:42 -state:dead", "old"),
     ("args.user.id:7,8", "gone"),
@@ -183,6 +196,7 @@ async def test_a_token_of_some_topics_sees_those_only_and_another_tenant_nothing
     assert await found(other, "") == []
     assert await found(other, f"id:{world.names['old']}") == []
     assert await found(other, "key:order-7") == []
+    assert await found(other, "unique:user-1") == []
 
 
 async def test_relative_times_stay_put_from_page_to_page(queue: Queue) -> None:
@@ -299,7 +313,12 @@ async def test_no_page_reads_the_whole_archive(queue: Queue, database: str) -> N
     tenant, topic = await queue.tenant_no(), (await queue.topic()).no
     await queue.db.execute("SELECT headgate.ensure_partitions_v1(1)")
     await queue.db.execute(FILL, tenant, topic)
-    await queue.add(1, tags=["red"], key="k")
+    (one,) = await queue.add(1, tags=["red"], key="k")
+    await queue.db.execute(UNIQUE, tenant, one, "u", True)
+    await queue.db.execute(
+        "INSERT INTO headgate.unique_jobs (tenant_no, job_id, topic_no, key, live)"
+        " SELECT a.tenant_no, a.id, a.topic_no, 'another', false FROM headgate.archive a LIMIT 5000"
+    )
 
     async def touched(text: str, mode: str, *, oldest: bool) -> tuple[int, int]:
         link = await connect(database, application_name="reader")
@@ -327,6 +346,7 @@ async def test_no_page_reads_the_whole_archive(queue: Queue, database: str) -> N
             ("state:dead finished:>2h", 0, 1_500),
             ("tag:red", 1, 100),
             ("key:k", 1, 100),
+            ("unique:u", 1, 100),
             ("state:pending", 1, 100),
             ("state:running", 0, 100),
             ("state:completed topic:mail", 20, 3_000),

@@ -11,7 +11,7 @@ from headgate.store.connect import Connection
 from headgate.store.upkeep import forget_arrivals
 from tests.integration.test_arrivals import Other, claimed, passed, submitted
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock, Queue, links
+from tests.support.queue import Clock, Queue, links, stranger
 
 
 @pytest.fixture
@@ -123,3 +123,23 @@ async def test_numbers_of_another_clusters_transactions_mean_nothing(
     assert (await other.claim())[0] == job
     await queue.settle((job, epoch + 1, Abandon()))
     assert (await other.claim())[0] == job, "and goes on from there"
+
+
+async def test_arrivals_are_forgotten_after_a_step_back_of_the_clock(queue: Queue, clock: Clock) -> None:
+    await queue.db.execute("UPDATE headgate.arrivals_floor SET taken_at = headgate.clock_v1()")
+    await queue.add()
+    await clock.advance(hours=-2)
+    await forget_arrivals(queue.db)
+    await clock.advance(seconds=30)
+    assert await forget_arrivals(queue.db) == 1
+
+
+async def test_an_arrival_that_was_in_flight_when_others_were_forgotten_is_forgotten_later(
+    queue: Queue, database: str
+) -> None:
+    await queue.topic()
+    async with stranger(database) as session:
+        await session.fetchval("SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme')")
+        await queue.add()  # the transaction after it
+        await forget_arrivals(queue.db, apart_ms=0)
+    assert [await forget_arrivals(queue.db, apart_ms=0) for _ in range(3)] == [1, 1, 0]

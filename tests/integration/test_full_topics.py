@@ -180,6 +180,7 @@ async def test_a_job_is_not_cancelled_for_one_that_cannot_be_made(bench: Bench, 
     view = await bench.get()
     assert (view.full_since is None) == (when_full is WhenFull.SKIP)
     assert view.next_at == NOON + (2 if when_full is WhenFull.WAIT else 3) * MINUTE
+    assert view.last_at == NOON + (1 if when_full is WhenFull.WAIT else 2) * MINUTE  # an edit goes on after it
     await bound(bench, None)
     await bench.clock.set(NOON + 3 * MINUTE)
     assert (await bench.scheduler.run_once()).made == 2

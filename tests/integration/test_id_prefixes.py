@@ -8,13 +8,15 @@ from uuid import UUID
 
 import pytest
 
+from headgate.domain.bulk import Plan, Verb
 from headgate.domain.dependencies import NewBatch
 from headgate.domain.errors import InvalidInput
+from headgate.domain.filter_parser import parse
 from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import IdKind, JobId, id_range, new_job_id, parse_job_id
 from headgate.domain.outcomes import Completed
 from headgate.domain.topic_sets import TopicSet
-from headgate.store import batches, id_prefixes
+from headgate.store import batches, bulk, id_prefixes
 from headgate.store.batches import list_batches, open_batch, seal_batch
 from headgate.store.connect import Connection
 from headgate.store.id_prefixes import find_ids
@@ -137,3 +139,19 @@ async def test_a_token_for_some_topics_does_not_learn_how_many_ids_others_have(s
         await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:12])  # 11 digits and a dash
     assert await verbs.find_ids(limited, IdKind.JOB, str(job_id)[:13]) == ([job_id], False)
     assert await verbs.find_ids(replace(limited, topics=None), IdKind.JOB, str(job_id)[:8]) == ([job_id], False)
+
+
+@pytest.mark.parametrize("kind", IdKind)
+async def test_ids_of_another_tenant_are_not_found(queue: Queue, kind: IdKind) -> None:
+    other = Queue(queue.db, tenant="other")
+    for number, one in enumerate((queue, other)):
+        tenant_no = await one.tenant_no()
+        if kind is IdKind.JOB:
+            await one.submit(one.job(id=made(number)))
+        elif kind is IdKind.BATCH:
+            await open_batch(one.db, one.names, tenant_no, NewBatch(id=made(number)))
+        else:
+            plan = Plan(verb=Verb.CANCEL, matching=parse("topic:mail"))
+            await bulk.start(one.db, one.names, tenant_no, made(number), plan, who="ana")
+    assert await found(queue, PREFIX, kind=kind) == ([made(0)], False)
+    assert await found(other, PREFIX, kind=kind) == ([made(1)], False)

@@ -15,9 +15,11 @@ from headgate.control.revocation import OpenCalls
 from headgate.control.submit import Submits
 from headgate.domain.errors import NotFound, ShuttingDown
 from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
+from headgate.domain.redaction import Redaction
 from headgate.domain.states import State
 from headgate.store.batches import BatchStore
 from headgate.store.reads import JobStore
+from headgate.web.models.job_page import job_page
 from tests.support.dispatch_waits import SOON, soon
 from tests.support.dispatch_workers import completing
 from tests.support.dispatching import Instance
@@ -76,6 +78,24 @@ async def test_a_job_of_another_topic_or_tenant_does_not_exist(stepped: Instance
             await desk.jobs.get(caller, job)
         with pytest.raises(NotFound):
             await desk.jobs.wait(caller, job, seconds=0)
+
+
+async def test_the_page_of_a_job_reads_no_more_lines_than_an_attempt_has_and_knows_of_lines_it_does_not_show(
+    stepped: Instance,
+) -> None:
+    desk, (job_id,) = Desk(stepped), await stepped.submit(1)
+    async with stepped.store.lane("tick").use() as db:
+        await db.execute(
+            "INSERT INTO headgate.job_logs (tenant_no, job_id, epoch, seq, attempt, at, stored_at, level, logger, line)"
+            " SELECT j.tenant_no, j.id, 1, n, 1, j.created_at, j.created_at, 2, '', ''"
+            " FROM headgate.jobs j, generate_series(1, 300) AS n WHERE j.id = $1",
+            job_id,
+        )
+    job = await desk.jobs.get(desk.caller, job_id)
+    page = await desk.jobs.newest_logs_of(desk.caller, job)
+    assert ([one.seq for one in page.lines], page.more) == (list(range(101, 301)), True)
+    assert job_page(job, Redaction(), before=7, log=page).has_log
+    assert not job_page(job, Redaction()).has_log
 
 
 async def test_a_wait_ends_with_the_job_or_with_its_time(one: Instance) -> None:

@@ -57,6 +57,14 @@ async def test_a_delayed_job_that_is_committed_long_after_it_was_due_is_promoted
     assert await promoted(stepped) == {late}
 
 
+async def test_a_job_that_falls_due_after_a_step_back_of_the_clock_is_promoted(stepped: Instance, clock: Clock) -> None:
+    for _ in range(4):  # the floor rises behind what was in flight
+        await one_more(stepped, clock)
+    await clock.advance(hours=-2)
+    assert await promoted(stepped) == set()
+    await one_more(stepped, clock)
+
+
 async def test_a_due_job_that_was_locked_for_long_is_promoted_by_the_tick_after(
     database: str, stepped: Instance, clock: Clock
 ) -> None:
@@ -168,3 +176,20 @@ async def test_a_job_that_cannot_be_promoted_or_reaped_keeps_no_other_and_is_nam
     assert f"job_id={ids[1]} error=XX001 invalid page in block 7" in caplog.text
     await db.execute("DROP FUNCTION public.poison CASCADE")
     assert await promoted(stepped) == {ids[1]}
+
+
+async def test_an_attempt_that_began_before_one_of_the_time_ahead_is_reaped(
+    stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    """The clock is set back by two hours while a job runs: what is claimed from now on began before that job."""
+    queue = Queue(db)
+    await queue.add(2)
+    await queue.claim(1, lease=timedelta(hours=9))
+    await clock.advance(hours=-2)
+    for _ in range(4):  # the floor rises behind what was in flight
+        await stepped.store.tick([])
+    (job,) = (await queue.claim(1, lease=10 * SECOND)).ids
+    await clock.advance(seconds=11)
+    await stepped.store.tick([])
+    assert len(await stepped.store.reap()) == 1
+    assert (await stepped.job(job)).state is State.RETRYING

@@ -9,10 +9,12 @@ import pytest
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Snooze
 from headgate.domain.states import EventKind, OutcomeKind, Receipt, State
 from headgate.store import leases, reads, verbs
+from headgate.store import settle as settling
 from headgate.store.connect import Connection
+from headgate.store.settle import OutcomeFlush
 from tests.support import store_calls
 from tests.support.epochs import claims
-from tests.support.queue import Clock, Queue
+from tests.support.queue import Clock, Queue, new_id
 
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback="Traceback …"))
 
@@ -76,6 +78,29 @@ async def test_every_outcome_in_one_flush_has_its_own_verdict(queue: Queue) -> N
     )
 
 
+async def test_each_tenant_of_a_flush_of_outcomes_has_its_own_results_and_receipts(queue: Queue) -> None:
+    """The jobs of all of them are done, stale, failed or unknown at the same places."""
+    flush, expected = OutcomeFlush(), {}
+    tenants = [queue, Queue(queue.db, tenant="other"), Queue(queue.db, tenant="third")]
+    for one in tenants:
+        no, name = await one.tenant_no(), one.tenant.encode()
+        ids = await one.add(4)
+        epochs = dict(zip((claimed := await one.claim()).ids, claimed.epochs, strict=True))
+        first, stale, failed, second = ids
+        flush.add(no, first, epochs[first], Completed(result=b"first of " + name))
+        expected[flush.add(no, stale, epochs[stale] + 1, Completed(result=b"stale"))] = Receipt.STALE
+        expected[flush.add(no, failed, epochs[failed], BOOM)] = Receipt.APPLIED
+        expected[flush.add(no, new_id(), 1, BOOM)] = Receipt.UNKNOWN
+        flush.add(no, second, epochs[second], Completed(result=b"second of " + name))
+    answers = await settling.settle(queue.db, flush)
+    assert {index: answer.receipt for index, answer in answers.items()} == expected
+    for one in tenants:
+        rows = await queue.db.fetch(
+            "SELECT result FROM headgate.archive WHERE tenant_no = $1 ORDER BY id", await one.tenant_no()
+        )
+        assert [row[0] for row in rows] == [n + b" of " + one.tenant.encode() for n in (b"first", b"second")]
+
+
 async def test_a_repeated_outcome_is_a_duplicate_another_one_is_stale(queue: Queue) -> None:
     done, failed = await queue.add(2)
     unknown = queue.job().id
@@ -93,6 +118,24 @@ async def test_a_repeated_outcome_is_a_duplicate_another_one_is_stale(queue: Que
     ]
     (old,) = await queue.settle((failed, 0, BOOM))
     assert old.receipt is Receipt.STALE
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_outcome_without_an_error_leaves_the_last_error_as_it_was(queue: Queue, ended: bool) -> None:
+    clock = await Clock.install(queue.db)
+    tenant = await queue.tenant_no()
+    (job_id,) = await queue.add()
+    await queue.claim()
+    await queue.settle((job_id, 1, BOOM))
+    await clock.advance(hours=1)
+    await store_calls.promote(queue.db)
+    await queue.claim()
+    if ended:
+        await verbs.cancel(queue.db, tenant, [job_id])
+    await queue.settle((job_id, 2, Snooze(delay=timedelta(hours=1))))
+    job = await reads.get(queue.db, tenant, job_id)
+    assert job.state is (State.CANCELLED if ended else State.SCHEDULED)
+    assert "boom" in (job.last_error or "")
 
 
 async def test_a_stale_outcome_sent_again_is_answered_with_the_current_state(queue: Queue) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
 
 from headgate.dispatch.outcome_writes import OutcomeWrite
 from headgate.domain.dispatching import Settled
-from headgate.domain.errors import StoreBusy
+from headgate.domain.errors import HeadgateError, StoreBusy
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import Receipt, State
 from headgate.store import settle as settling
+from headgate.store import verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.settle import OutcomeFlush
 from headgate.store.topics import TopicStore
@@ -32,6 +33,7 @@ KINDS: list[Outcome] = [
     Abandon(),
     Snooze(delay=timedelta(hours=1)),
 ]
+HOUR = timedelta(hours=1)
 ANSWERED = 10.0  # seconds for an answer; what holds the lock ends only after it
 
 
@@ -123,7 +125,7 @@ async def test_several_tenants_in_one_flush_get_their_own_answers(database: str,
 
 async def test_only_what_is_undecided_is_called_locked(database: str, db: Connection) -> None:
     queue = Queue(db)
-    older, newer, gone = await queue.add(3)
+    older, other, newer, gone = await queue.add(4)
     claimed = await queue.claim()
     epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
     assert (await queue.settle((gone, epochs[gone], DONE)))[0].receipt is Receipt.APPLIED
@@ -135,16 +137,18 @@ async def test_only_what_is_undecided_is_called_locked(database: str, db: Connec
         (newer, epochs[newer], FAILED),
         (gone, epochs[gone], DONE),
         (UUID("01900000-0000-7000-8000-000000000000"), 1, FAILED),
+        (other, epochs[other] - 1, FAILED),
         (newer, epochs[newer], DONE),  # the job's second outcome waits for the verdict on its first
     ):
         flush.add(tenant, job, epoch, outcome)
-    async with stranger(database, job_lock(), [older, newer]):
+    async with stranger(database, job_lock(), [older, other, newer]):
         answers = await settling.settle(db, flush)
-    assert [answers[place].receipt for place in range(5)] == [
+    assert [answers[place].receipt for place in range(6)] == [
         Receipt.STALE,
         Receipt.LOCKED,
         Receipt.DUPLICATE,
         Receipt.UNKNOWN,
+        Receipt.STALE,
         Receipt.LOCKED,
     ]
 
@@ -234,3 +238,49 @@ async def test_the_results_of_a_frame_are_not_mixed_up_when_some_are_tried_again
     rows = await db.fetch("SELECT id, result FROM headgate.archive")
     places: Sequence[int] = (0, 1, 2, 3, 5)
     assert {row[0]: row[1] for row in rows} == {ids[place]: b"%d" % place for place in places}
+
+
+POISON = """
+CREATE FUNCTION public.poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken row'; END $$;
+CREATE TRIGGER poison BEFORE UPDATE ON headgate.jobs
+    FOR EACH ROW WHEN (old.id = '%s') EXECUTE FUNCTION public.poison()"""
+
+
+async def write(one: Instance, outcomes: Sequence[tuple[UUID, int, Outcome]]) -> Mapping[int, object]:
+    told: asyncio.Future[Mapping[int, object]] = asyncio.get_running_loop().create_future()
+    tenant_no = await one.store.tenant_no("acme")
+    one.outcomes.put(OutcomeWrite(tenant_no, (), (), (), outcomes, done=told.set_result, failed=told.set_exception))
+    return await asyncio.wait_for(told, ANSWERED)
+
+
+async def test_of_two_outcomes_of_a_job_the_first_counts_also_in_a_flush_that_is_split(
+    stepped: Instance, db: Connection
+) -> None:
+    _, (job, bad), epoch = await holding(stepped, 2)
+    await db.execute(POISON % bad)
+    told = await write(stepped, [(job, epoch, FAILED), (bad, epoch, FAILED), (job, epoch, Snooze(delay=HOUR))])
+    assert isinstance(told[1], HeadgateError)
+    assert [answer.receipt for answer in (told[0], told[2]) if isinstance(answer, Settled)] == [
+        Receipt.APPLIED,
+        Receipt.STALE,
+    ]
+    assert (await stepped.job(job)).state is State.RETRYING
+
+
+async def test_what_ends_or_comes_back_is_told_to_those_who_wait_for_it(stepped: Instance, db: Connection) -> None:
+    ended: list[UUID] = []
+    due: list[datetime] = []
+    stepped.outcomes._on_final, stepped.outcomes._on_due = lambda _, job_id: ended.append(job_id), due.append
+    _, (dead, cancelled, soon_, late), epoch = await holding(stepped, 4)
+    await verbs.cancel(db, await stepped.store.tenant_no("acme"), [cancelled])
+    await write(
+        stepped,
+        [
+            (dead, epoch, Failed(error=ErrorInfo(type="E"), permanent=True)),
+            (cancelled, epoch, FAILED),
+            (soon_, epoch, Snooze(delay=timedelta(seconds=9))),
+            (late, epoch, Snooze(delay=HOUR)),
+        ],
+    )
+    assert ended == [dead, cancelled]
+    assert due == [(await stepped.job(soon_)).run_at], "the earliest"

@@ -15,6 +15,7 @@ from headgate.dispatch import submits
 from headgate.domain.errors import OutcomeUnknown, RowLocked
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission, SubmitAnswer
+from headgate.domain.outcomes import Completed
 from headgate.domain.states import State, SubmitReceipt
 from headgate.store import submit as store_submit
 from headgate.store.connect import Connection
@@ -258,3 +259,43 @@ async def test_after_a_try_with_unknown_outcome_no_caller_gets_the_answer_that_n
     with pytest.raises(OutcomeUnknown, match="may have been committed"):
         await answer(asyncio.create_task(send(one, job(one, key="once"))))
     await foreign.ends(commits=False)
+
+
+@asynccontextmanager
+async def about_to_be_written(one: Instance, db: Connection, mine: Submission) -> AsyncIterator[asyncio.Task[Answers]]:
+    """A submit whose lock is free again, and whose next try begins at the end of this."""
+    foreign = Foreign(db)
+    await foreign.holds(ids=[mine.id])
+    gate = one.store.before["submit_locked"] = Hold()
+    task = asyncio.create_task(send(one, mine))
+    await gate.reached()
+    await foreign.ends(commits=False)
+    yield task
+    del one.store.before["submit_locked"]
+    gate.release()
+
+
+async def test_a_job_whose_fate_was_unknown_and_that_has_run_since_is_not_made_again(
+    one: Instance, db: Connection
+) -> None:
+    mine = job(one)
+
+    async def runs_and_answers_nothing() -> None:
+        del one.store.after["submit_locked"]
+        await Queue(db).settle((mine.id, (await Queue(db).claim()).epochs[0], Completed()))
+        raise OutcomeUnknown("the connection was lost")
+
+    async with about_to_be_written(one, db, mine) as task:
+        one.store.after["submit_locked"] = runs_and_answers_nothing
+    assert [told.receipt for told in (await answer(task)).values()] == [SubmitReceipt.DUPLICATE]
+    assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 0
+
+
+async def test_a_submit_that_is_cancelled_in_its_call_has_an_unknown_fate(one: Instance, db: Connection) -> None:
+    async with about_to_be_written(one, db, job(one)) as task:
+        hold = one.store.after["submit_locked"] = Hold()
+    await hold.reached()
+    one.tasks["locked submits"].cancel()
+    with pytest.raises(OutcomeUnknown):
+        await answer(task)
+    assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 1

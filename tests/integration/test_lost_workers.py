@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from headgate.dispatch import lease_calls
 from headgate.dispatch.lost_workers import FREE_SECONDS, reconnect_grace_of
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.session_ends import SessionSilent
@@ -23,7 +24,7 @@ from headgate.store.connect import Connection
 from tests.support.dispatch_waits import SOON, ManualClock
 from tests.support.dispatch_workers import Worker
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock
+from tests.support.queue import Clock, stranger
 from tests.support.watched_store import Hold
 
 GRACE = 10.0
@@ -365,3 +366,35 @@ def test_the_grace_is_shorter_than_the_lease_or_off() -> None:
     assert grace(59.9, 60) == timedelta(seconds=59.9)
     with pytest.raises(InvalidSetting, match=r"--reconnect-grace: 60 s is not shorter than the lease of 60 s"):
         grace(60, 60)
+
+
+async def test_a_locked_job_of_another_attempt_is_neither_lost_nor_tried_again(
+    stepped: Instance, database: str, db: Connection
+) -> None:
+    _, (job,) = await holding(stepped)
+    tenant_no, epoch = await db.fetchrow("SELECT tenant_no, epoch FROM headgate.jobs WHERE id = $1", job)
+    async with stranger(database, "SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", job):
+        for given, locked in ((epoch, {job}), (epoch - 1, set())):
+            found = await stepped.store.expire_lost(tenant_no, [job], [given], lost_ms=0, end=True)
+            assert (found.lost, found.locked, found.moved) == (0, locked, set())
+
+
+@pytest.mark.parametrize("back", ["nowhere", "here", "elsewhere"])
+async def test_the_leases_of_a_worker_that_is_found_end_in_no_later_part(
+    stepped: Instance, other: Instance, db: Connection, monkeypatch: pytest.MonkeyPatch, back: str
+) -> None:
+    """Of very many jobs, some at a time: as soon as the worker is here again, or one job is found elsewhere."""
+    monkeypatch.setattr(lease_calls, "ROWS_AT_ONCE", 1)
+    _, jobs = await holding(stepped, 3)
+    rows = await db.fetch("SELECT id, epoch, tenant_no FROM headgate.jobs ORDER BY id")
+    if back == "elsewhere":
+        await db.execute("UPDATE headgate.jobs SET owner = $1 WHERE id = $2", other.store.instance_no, rows[0][0])
+    found = await stepped.renewer.calls.expire_lost(
+        rows[0]["tenant_no"],
+        [(row["id"], row["epoch"]) for row in rows],
+        lost_ms=lambda: 0,
+        is_lost=iter([True, False, False] if back == "here" else [True] * 3).__next__,
+        end=True,
+    )
+    assert found.lost == {"nowhere": 3, "here": 1, "elsewhere": 0}[back]
+    assert sum(row["live"] for row in await db.fetch(LEFT)) == len(jobs) - found.lost

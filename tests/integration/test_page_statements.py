@@ -126,6 +126,19 @@ async def test_the_page_of_a_job_has_its_newest_events_and_a_link_to_older_ones(
     assert "Show the newest" in oldest
 
 
+async def test_a_job_beside_the_list_is_shown_without_reading_its_events(
+    api: httpx.AsyncClient, statements: dict[str, list[str]]
+) -> None:
+    (job, *_) = (await api.get("/v1/jobs", params={"filter": "state:dead"})).json()["jobs"]
+    reads_events = []
+    for path in (f"/ui/jobs/{job['id']}", f"/ui/jobs/{job['id']}/preview"):
+        request_id = str(uuid4())
+        answer = await api.get(path, headers={"x-request-id": request_id})
+        assert "no answer" in answer.text  # its error
+        reads_events.append(any("headgate.job_events" in one for one in statements[request_id]))
+    assert reads_events == [True, False]
+
+
 async def test_a_page_that_did_not_look_at_all_jobs_says_so(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

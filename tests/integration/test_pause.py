@@ -15,7 +15,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
 from headgate.domain.views import Pause, Status, Target, TargetKind
 from headgate.server import ServerOptions
-from headgate.store import leases
+from headgate.store import control, leases
 from headgate.store.connect import Connection
 from tests.support.admin import ANA, EVERYTHING, MAIL, TARGETS, Desk
 from tests.support.dispatch_waits import settle_down, soon
@@ -375,3 +375,26 @@ async def test_an_instance_without_a_database_dispatches_nothing(stepped: Instan
         with pytest.raises(StoreUnavailable):
             await stepped.ticker.run_once()
     assert worker.session.held == {}
+
+
+async def test_the_pause_of_a_topic_is_its_own_or_the_one_that_reaches_furthest(db: Connection) -> None:
+    queue = Queue(db)
+    tenant, mail = await queue.tenant_no(), (await queue.topic("mail")).no
+    other = Queue(queue.db, tenant="other")
+    clock = await Clock.install(queue.db)
+
+    async def found(topic: str = "mail") -> tuple[int, int] | None:
+        one = await control.pause_of(queue.db, tenant, topic)
+        return None if one is None else (one.tenant_no, one.topic_no)
+
+    assert await found() is None
+    await control.pause(queue.db, (await other.tenant_no(), (await other.topic("mail")).no))
+    assert await found() is None, "the topic of another tenant"
+    await control.pause(queue.db, (tenant, 0))
+    assert (await found(), await found("unknown")) == ((tenant, 0), (tenant, 0))
+    await control.pause(queue.db)
+    assert await found() == (0, 0)
+    await control.pause(queue.db, (tenant, mail), until=clock.now + timedelta(hours=1))
+    assert await found() == (tenant, mail)
+    await clock.advance(hours=2)
+    assert await found() == (0, 0), "its own is over"

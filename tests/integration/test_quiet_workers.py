@@ -10,9 +10,11 @@ import pytest
 
 from headgate.dispatch.presence import WRITE_SECONDS
 from headgate.dispatch.session import WorkerSession
+from headgate.domain.errors import TooLarge
 from headgate.domain.identity import PermissionDenied, Scope
 from headgate.domain.limits import REPORTED_WORKERS_MAX
 from headgate.domain.states import State
+from headgate.store import quiet as quieting
 from headgate.store.connect import Connection
 from tests.support.admin import OPERATOR, READER, Desk, someone
 from tests.support.dispatch_waits import ManualClock, settle_down, soon
@@ -210,3 +212,20 @@ async def test_the_summary_is_one_bounded_row_and_an_idle_instance_writes_none(d
             assert status.instances[0].workers == REPORTED_WORKERS_MAX + 51, (
                 "the number is true, even where names are left out"
             )
+
+
+async def test_the_quiet_workers_of_a_tenant_are_bounded(db: Connection, stepped: Instance) -> None:
+    tenant_no, hour = await stepped.store.tenant_no("acme"), timedelta(hours=1)
+    await db.execute(
+        """INSERT INTO headgate.quiet_names (tenant_no, worker, since, until)
+           SELECT $1, 'w' || n, headgate.clock_v1(), headgate.clock_v1() + $2::interval
+             FROM generate_series(1, $3::int) AS n""",
+        tenant_no,
+        hour,
+        quieting.MOST,
+    )
+    await quieting.quiet(db, tenant_no, "w1", span=hour)  # again
+    with pytest.raises(TooLarge, match="quiet workers"):
+        await quieting.quiet(db, tenant_no, "another", span=hour)
+    await db.execute("UPDATE headgate.quiet_names SET until = headgate.clock_v1() WHERE worker = 'w2'")
+    await quieting.quiet(db, tenant_no, "another", span=hour)  # that one's time is over

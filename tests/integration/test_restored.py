@@ -8,11 +8,13 @@ from datetime import timedelta
 import pytest
 
 from headgate.domain.errors import InstanceForgotten
-from headgate.domain.outcomes import Completed, Snooze
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Snooze
 from headgate.domain.states import Receipt
+from headgate.store import audit
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.restore_fence import fence_restore
+from headgate.store.settle import OutcomeFlush, settle
 from tests.support.queue import Queue
 
 
@@ -70,3 +72,35 @@ async def test_an_answer_about_an_earlier_commit_waits_until_that_is_durable(db:
     assert await writes(queue.settle((keyed.id, other, Snooze(delay=timedelta(hours=1)))))
     assert await writes(queue.submit(queue.job(id=job_id)))
     assert await writes(queue.submit(queue.job(key="once")))
+
+
+async def test_nothing_that_another_cluster_has_numbered_is_taken_for_news(db: Connection) -> None:
+    """A backup restored into another cluster has numbers of transactions that lie ahead there."""
+    queue = Queue(db)
+    [job_id, failed] = await queue.add(2)
+    claimed = await queue.claim()
+    flush = OutcomeFlush()
+    flush.recorded = True
+    flush.add(await queue.tenant_no(), job_id, claimed.epochs[0], Completed())
+    await settle(db, flush)
+    await queue.settle((failed, claimed.epochs[1], Failed(error=ErrorInfo(type="E"))))
+    await audit.record(db, 0, actor="ana", verb="pause", target="all")
+    await db.execute(
+        """UPDATE headgate.job_events SET xid = '99999999';
+           UPDATE headgate.audit SET xid = '99999999';
+           UPDATE headgate.event_recording SET until = 'infinity';
+           UPDATE headgate.arrivals_floor SET snapshot = '99999999:99999999:', gone_to = '99999999'"""
+    )
+    before, xid = await db.fetchrow("SELECT generation, pg_current_xact_id()::text FROM headgate.arrivals_floor")
+    await fence_restore(db, actor="ana")
+    now = "pg_snapshot_xmax(pg_current_snapshot())"
+    for table in ("job_events", "audit"):
+        assert not await db.fetchval(f"SELECT bool_or(xid >= {now}) FROM headgate.{table}"), table
+    assert await db.fetchval("SELECT bool_and(changed_by > $1::text::xid8) FROM headgate.topics", xid), "read again"
+    for table in ("arrivals", "completions"):
+        assert await db.fetchval(f"SELECT count(*) FROM headgate.{table}") == 0
+    assert await db.fetchval("SELECT until <= now() FROM headgate.event_recording")
+    floor = await db.fetchrow(
+        f"SELECT generation, pg_snapshot_xmax(snapshot) <= {now}, gone_to = '0' FROM headgate.arrivals_floor"
+    )
+    assert tuple(floor) == (before + 2, True, True)

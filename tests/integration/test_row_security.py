@@ -11,9 +11,14 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from headgate.domain.bulk import Plan, Verb
 from headgate.domain.errors import NotFound
+from headgate.domain.filter_parser import parse
 from headgate.domain.outcomes import ErrorInfo, Failed
-from headgate.store import audit, diagnosis, reads, verbs
+from headgate.domain.stats import Flows, window_of
+from headgate.domain.topic_sets import TopicSet
+from headgate.store import audit, bulk, diagnosis, reads, series, upkeep, verbs
+from headgate.store.bulk_chunks import BulkChunks
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.listing import CHOOSE
@@ -125,6 +130,13 @@ async def test_a_tenant_reads_of_what_concerns_all_only_verbs_that_are_for_it(st
         assert {row[0] for row in await db.fetch("SELECT verb FROM headgate.audit WHERE tenant_no = 0")} == shown
 
 
+async def test_a_tenant_sees_when_a_server_was_running(stand: Stand) -> None:
+    await upkeep.note_served(stand.ours.db)
+    async with stand.store.as_tenant("read", stand.our_no) as db:
+        found = await series.series(db, stand.our_no, window=window_of("7d"), topics=TopicSet.of("nothing"))
+    assert found.intervals[-1].flows == Flows(), "an hour without jobs, not one that nothing is known of"
+
+
 async def test_a_connection_without_a_tenant_sees_no_rows_of_any(stand: Stand) -> None:
     tables = [name for name, forced, _ in await stand.ours.db.fetch(TABLES) if forced]
     async with stand.store.as_tenant("read", stand.our_no):
@@ -177,6 +189,24 @@ async def test_a_verb_with_the_number_of_another_tenant_finds_nothing(stand: Sta
         done = await verbs.cancel(db, stand.their_no, [theirs])
         assert not any(change.changed for change in done.values())
     assert (await reads.get(stand.ours.db, stand.their_no, theirs)).state.name == "PENDING"
+
+
+async def test_a_chunk_of_a_bulk_operation_is_confined_to_its_tenant(stand: Stand) -> None:
+    plan = Plan(verb=Verb.CANCEL, matching=parse("topic:mail"))
+    await bulk.start(stand.ours.db, stand.ours.names, stand.our_no, new_id(), plan, who="ana")
+    await stand.ours.db.execute(
+        f"""CREATE FUNCTION public.check_role() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF current_user <> '{TENANT}' OR current_setting('headgate.tenant_no') <> OLD.tenant_no::text THEN
+                    RAISE EXCEPTION 'as %', current_user;
+                END IF;
+                RETURN OLD;
+            END $$;
+            CREATE TRIGGER checked BEFORE DELETE ON headgate.jobs FOR EACH ROW EXECUTE FUNCTION public.check_role()"""
+    )
+    done = await BulkChunks(stand.store).run_chunk()
+    assert done is not None
+    assert (done.changed, done.error) == (2, "")
 
 
 async def test_commits_of_a_confined_call_wait_for_the_disk_whatever_the_default_is(

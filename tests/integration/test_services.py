@@ -59,6 +59,7 @@ CALLS = {
     "results": ("jobs", "finished"),
     "unblocking": ("unblocker", "run_once"),
     "progress": ("progress", "run_once"),
+    "job logs": ("job_logs", "run_once"),
     "presence": ("presence", "run_once"),
     "bulk operations": ("bulk_runner", "run_once"),
     "schedules": ("scheduler", "run_once"),

@@ -326,3 +326,21 @@ async def test_after_a_lost_answer_of_submit_and_claim_no_later_error_says_that_
         rows = await one.store.fill([job("acme")])
         with pytest.raises(OutcomeUnknown, match="may have been committed"):
             await asyncio.wait_for(one.submitter.submit(rows, size=100), SOON.total_seconds())
+
+
+async def test_a_flush_whose_fate_was_unknown_and_that_has_run_since_makes_no_second_job(
+    one: Instance, db: Connection
+) -> None:
+    mine = job("acme")
+
+    async def runs_and_answers_nothing() -> None:
+        del one.store.after["submit"]
+        queue = Queue(db)
+        await queue.settle((mine.id, (await queue.claim()).epochs[0], Completed()))
+        raise OutcomeUnknown("the connection was lost")
+
+    one.store.after["submit"] = runs_and_answers_nothing
+    rows = await one.store.fill([mine])
+    told = await asyncio.wait_for(one.submitter.submit(rows, size=1), SOON.total_seconds())
+    assert [(each.receipt, each.job_id) for each in told.values()] == [(DUPLICATE, mine.id)]
+    assert await stored(db, "acme") == set()

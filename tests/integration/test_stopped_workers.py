@@ -151,6 +151,24 @@ async def test_asked_again_a_stop_is_also_for_the_process_that_came_between(step
     assert [stop.reason for stop in await told(second)] == ["this one, too"]
 
 
+async def test_a_stop_that_another_instance_asks_again_is_also_for_the_process_that_came_between(
+    stepped: Instance, db: Connection
+) -> None:
+    tenant_no = await stepped.store.tenant_no("acme")
+    await stepped.ticker.run_once()
+    first = await stepped.worker("ant")
+    await worker_stops.stop(db, tenant_no, "ant")
+    await stepped.ticker.run_once()
+    assert len(await told(first)) == 1
+    first.lose()
+    second = await stepped.worker("ant")
+    await stepped.ticker.run_once()
+    assert await told(second) == []
+    await worker_stops.stop(db, tenant_no, "ant", reason="this one, too")
+    await stepped.ticker.run_once()
+    assert [stop.reason for stop in await told(second)] == ["this one, too"]
+
+
 async def test_a_worker_that_is_not_connected_is_not_found(stepped: Instance) -> None:
     await stepped.worker("ant", tenant="other")
     with pytest.raises(NotFound, match='no connected worker "ant"'):
@@ -225,3 +243,5 @@ async def test_the_stops_of_a_tenant_are_bounded(db: Connection, stepped: Instan
     await worker_stops.stop(db, tenant_no, "w1")  # again
     with pytest.raises(TooLarge, match="stops in an hour"):
         await worker_stops.stop(db, tenant_no, "another")
+    await db.execute("UPDATE headgate.worker_stops SET until = headgate.clock_v1() WHERE worker = 'w2'")
+    await worker_stops.stop(db, tenant_no, "another")  # that one's time is over

@@ -14,6 +14,7 @@ from headgate.control.tenant_limits import READ_AGAIN_SECONDS, TenantLimits
 from headgate.domain.errors import BacklogFull, QuotaExceeded, TooLarge
 from headgate.domain.outcomes import Completed
 from headgate.domain.schedules import Every
+from headgate.domain.states import SubmitReceipt
 from headgate.domain.tenants import QUOTAS, Quota, TenantRateLimited, checked_quotas
 from headgate.domain.topic_limits import Rate
 from headgate.store import tenants, topics, upkeep
@@ -23,7 +24,7 @@ from headgate.store.flush import fill
 from headgate.store.submit import submit
 from headgate.store.tenants import TenantStore
 from tests.integration.schedules.bench import MINUTE, NOON, Bench
-from tests.support.queue import Clock, Queue
+from tests.support.queue import Clock, Queue, new_id
 
 
 @pytest.fixture
@@ -273,3 +274,26 @@ async def test_sessions_of_all_instances_count(queue: Queue, store: DispatchStor
     with pytest.raises(QuotaExceeded, match=r"has 5 of 5 .max_sessions"):
         await limits.check_session("acme", lambda: 2)
     await limits.close()
+
+
+@pytest.mark.parametrize("full", ["tenant", "topic"])
+async def test_what_was_submitted_before_is_answered_as_such_by_a_tenant_that_is_full(
+    db: Connection, full: str
+) -> None:
+    """Live, finished, and under a key; not under a key whose time is over."""
+    queue, clock = Queue(db), await Clock.install(db)
+    done = queue.job(id=new_id())
+    await queue.submit(done, queue.job(key="once", key_window=timedelta(hours=2)), queue.job(key="old"))
+    await queue.settle((done.id, (await queue.claim(1)).epochs[0], Completed()))
+    if full == "tenant":
+        await db.execute("UPDATE headgate.tenants SET max_backlog = 0")
+    else:
+        changes = {"max_backlog": 0}
+        await topics.set_topic(db, queue.names, await queue.tenant_no(), "mail", changes=changes)
+    await clock.advance(hours=1)
+    await db.execute("UPDATE headgate.idempotency_keys SET expires_at = headgate.clock_v1() WHERE key = 'old'")
+    told = await submit(
+        db, await fill(db, queue.names, [done, queue.job(key="once"), queue.job(key="old"), queue.job()])
+    )
+    duplicate, refused = SubmitReceipt.DUPLICATE, SubmitReceipt.REFUSED
+    assert [told[place].receipt for place in range(4)] == [duplicate, duplicate, refused, refused]

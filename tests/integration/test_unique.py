@@ -13,13 +13,15 @@ import pytest
 from headgate.domain.dependencies import Unique
 from headgate.domain.errors import InvalidInput, TooLarge, UniqueTaken
 from headgate.domain.ids import JobId
-from headgate.domain.outcomes import Completed, Snooze
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Snooze
 from headgate.domain.states import EventKind, State, SubmitReceipt
 from headgate.store import reads, verbs
 from headgate.store.connect import Connection
 from headgate.store.upkeep import forget_expired
 from tests.integration.test_dependencies import DIES, state
 from tests.integration.test_dependency_races import blocked_on_a_lock, rivals, until
+from tests.integration.test_limits import limit, no_drift
+from tests.integration.test_priority import set_ageing
 from tests.support.queue import Clock, Queue, new_id
 
 
@@ -95,15 +97,57 @@ async def test_replace_gives_the_queued_job_the_new_body_priority_and_time(queue
     job = await reads.get(queue.db, tenant, first.id)
     assert (job.state, job.priority) == (State.SCHEDULED, 7)
     assert await reads.payload(queue.db, tenant, first.id) == b"n" * 5000
+    await queue.submit(queue.job(payload=b"m" * 5000, **words))
+    assert await reads.payload(queue.db, tenant, first.id) == b"m" * 5000
     await queue.submit(queue.job(payload=b"newest", priority=3, **words))
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.payloads") == 0
     job = await reads.get(queue.db, tenant, first.id)
     assert (job.state, job.priority) == (State.PENDING, 3)
     assert (await queue.submit(first))[0].receipt is SubmitReceipt.DUPLICATE  # a repeat of the first submit stays one
     claimed = await queue.claim()
     assert claimed.payloads == (b"newest",)
-    assert [event.kind for event in await reads.events(queue.db, tenant, first.id)] == [EventKind.REPLACED] * 2
+    assert [event.kind for event in await reads.events(queue.db, tenant, first.id)] == [EventKind.REPLACED] * 3
     counts = (await reads.counts(queue.db, tenant))[(await queue.topic()).no]
     assert counts == {State.RUNNING: 1}
+
+
+async def test_in_an_ageing_topic_a_replaced_job_ranks_by_its_new_priority_and_its_age(queue: Queue) -> None:
+    await set_ageing(queue, "mail", timedelta(seconds=10))
+    rank = "SELECT rank_class, rank_at FROM headgate.jobs"
+    await queue.add(1, priority=2, **unique())
+    _, first = await queue.db.fetchrow(rank)
+    for priority, earlier in ((5, 30_000_000), (-1, -30_000_000), (2, 0)):
+        await queue.add(1, priority=priority, **unique(on_conflict="replace"))
+        assert tuple(await queue.db.fetchrow(rank)) == (-1, first - earlier)
+
+
+@pytest.mark.parametrize(("choice", "attempts", "then"), [("replace", 0, 2), ("reschedule", 1, 3)])
+async def test_a_replaced_job_has_all_its_attempts_again_and_one_that_is_put_off_has_not(
+    queue: Queue, choice: str, attempts: int, then: int
+) -> None:
+    words = unique(on_conflict=choice)
+    (job_id,) = await queue.add(1, **words)
+    await queue.claim()
+    await queue.settle((job_id, 1, Failed(error=ErrorInfo(type="E"))))
+    await queue.submit(queue.job(delay=timedelta(hours=1), **words))
+    job = await reads.get(queue.db, await queue.tenant_no(), job_id)
+    assert (job.attempt, job.state) == (attempts, State(then))
+
+
+@pytest.mark.parametrize("choice", ["replace", "reschedule"])
+async def test_a_job_in_the_line_of_a_limit_keeps_its_place_and_its_time(queue: Queue, choice: str) -> None:
+    await limit(queue, max_running_per_key=1)
+    tenant = await queue.tenant_no()
+    ids = [(await queue.add(1, limit_key="a", **unique(key)))[0] for key in ("u", "v")]
+    before = [await reads.get(queue.db, tenant, job_id) for job_id in ids]
+    assert [job.state for job in before] == [State.PENDING, State.BLOCKED]
+    for key in ("u", "v"):
+        late = queue.job(payload=b"new", limit_key="a", delay=timedelta(hours=1), **unique(key, on_conflict=choice))
+        await queue.submit(late)
+    after = [await reads.get(queue.db, tenant, job_id) for job_id in ids]
+    assert [(job.state, job.run_at) for job in after] == [(job.state, job.run_at) for job in before]
+    await no_drift(queue.db)
+    assert (await queue.claim()).payloads == (b"new" if choice == "replace" else b"x",)
 
 
 @pytest.mark.parametrize("choice", ["replace", "reschedule"])

@@ -46,6 +46,7 @@ VALUES: dict[Field, st.SearchStrategy[Value]] = {
     Field.FINISHED: st.one_of(SPANS, MOMENTS),
     Field.SCHEDULE: WORDS,
     Field.KEY: WORDS,
+    Field.UNIQUE: WORDS,
     Field.ARGS: st.one_of(st.just(""), WORDS),
 }
 

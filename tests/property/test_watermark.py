@@ -184,3 +184,12 @@ def test_a_gap_ends_where_it_was_said_to_end() -> None:
     marks.learn([1], [], [], [], full=False, from_head=False, news=ClaimNews(seen=SEEN))
     where = marks.ranges([1])
     assert [rank for rank in range(120) if inside((-1, rank, 1), where)] == [*range(100, 120)]
+
+
+def test_a_gap_at_the_rank_of_the_last_job_of_a_full_claim_stays() -> None:
+    """Another job may have the same rank, and the claim was full before it."""
+    marks = Watermark()
+    marks.claimed([1], [-1], [10])
+    marks.missed([RankRange(1, -1, 4, 4), RankRange(1, -1, 5, 5), RankRange(1, -1, 7, 7)])
+    marks.learn([1], [1], [-1], [5], full=True, from_head=False, news=ClaimNews(seen=SEEN))
+    assert [inside((-1, rank, 1), marks.ranges([1])) for rank in (4, 5, 7)] == [0, 1, 1]

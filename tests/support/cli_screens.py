@@ -162,6 +162,7 @@ def interval(ago: int) -> stats.Interval:
         failed=13 // part,
         dead=ago % 2,
         depth=1_204 - 83 * ago,
+        oldest_due_s=2.1 - ago / 9,
         pickup=stats.LatencyInfo(count=completed, p50_s=0.004, p99_s=2.1 - ago / 9),
         run=stats.LatencyInfo(count=completed, p50_s=0.031, p99_s=0.205 + 0.003 * (ago % 5)),
     )
@@ -263,6 +264,22 @@ ANSWERS: Answers = {
         exact=True,
     ),
     "ScheduleService/List": schedules.ListSchedulesResponse(),
+    "AdminService/ListJobLogs": admin.ListJobLogsResponse(
+        lines=[
+            admin.StoredLogLine(
+                attempt=attempt,
+                epoch=attempt,
+                left_out=left_out,
+                line=jobs.LogLine(seq=seq, at_us=us(**at), level=level, logger="shop.billing", text=text),
+            )
+            for attempt, seq, level, left_out, at, text in (
+                (1, 1, jobs.LOG_LEVEL_WARNING, 0, {"minutes": 3, "seconds": 10}, "the bank is slow: 9.8 s"),
+                (2, 1, jobs.LOG_LEVEL_WARNING, 0, {"minutes": 1, "seconds": 12}, "the bank is slow: 11.2 s"),
+                (2, 14, jobs.LOG_LEVEL_ERROR, 12, {"minutes": 1}, "transfer of order 4711 given up"),
+            )
+        ],
+        cursor="2.14",
+    ),
 }
 SPECIAL: dict[str, Answers] = {
     "job get 019a8cf1": {

@@ -26,6 +26,7 @@ from headgate.control.payload_check import PayloadCheck
 from headgate.dispatch.claimer import CLAIM_LIMIT, Claimer
 from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
+from headgate.dispatch.job_logs import LogWriter
 from headgate.dispatch.limit_timers import LimitAdmitter
 from headgate.dispatch.lost_workers import LostWorkers
 from headgate.dispatch.outcomes import OutcomeWriter
@@ -144,6 +145,7 @@ class Instance:
             renewer=self.renewer,
             lost_workers=self.lost_workers,
             progress=ProgressWriter(self.renewer.calls),
+            logs=LogWriter(self.store),
             tenants=self.store,
             now=now,
             lease_ms=self.lease_ms,

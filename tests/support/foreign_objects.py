@@ -74,6 +74,10 @@ def objects_of(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], M
     def done(one: bytes) -> jobs.Outcome:
         return jobs.Outcome(id=one, epoch=world.epoch, completed=jobs.Completed(result=b"forged"))
 
+    def lines(one: bytes) -> worker.JobLines:
+        line = jobs.LogLine(seq=1, level=jobs.LOG_LEVEL_ERROR, text="forged")
+        return worker.JobLines(id=one, epoch=world.epoch, lines=[line])
+
     def new(**parts: Any) -> producer.NewJob:
         return producer.NewJob(id=NEW_JOB, topic="mail", **parts)
 
@@ -114,7 +118,11 @@ def objects_of(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], M
             one_of(world.batch, lambda one: producer.ProducerFrame(seq=1, jobs=[new(batch=one)])),
         ],
         f"{on}WorkerService/Heartbeat": [
-            one_of(world.running, lambda one: worker.HeartbeatRequest(worker_id=WORKER, held=held(one)))
+            one_of(world.running, lambda one: worker.HeartbeatRequest(worker_id=WORKER, held=held(one))),
+            one_of(
+                world.running,
+                lambda one: worker.HeartbeatRequest(worker_id=WORKER, held=held(one), logs=[lines(one)]),
+            ),
         ],
         f"{on}WorkerService/ReportOutcome": [
             one_of(world.running, lambda one: worker.ReportOutcomeRequest(outcomes=[done(one)]))
@@ -122,7 +130,9 @@ def objects_of(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], M
         f"{on}WorkerService/Work": [
             one_of(
                 world.running,
-                lambda one: worker.WorkerFrame(outcomes=worker.Outcomes(seq=1, ids=[one], epochs=[world.epoch])),
+                lambda one: worker.WorkerFrame(
+                    logs=[lines(one)], outcomes=worker.Outcomes(seq=1, ids=[one], epochs=[world.epoch])
+                ),
             )
         ],
         f"{on}BatchService/SealBatch": [one_of(world.batch, lambda one: batches.SealBatchRequest(id=one))],
@@ -133,6 +143,7 @@ def objects_of(world: World) -> dict[str, list[tuple[Any, Any, Callable[[Any], M
         f"{on}BulkService/GetBulk": [one_of(world.operation, lambda one: bulk.GetBulkRequest(id=one))],
         f"{on}BulkService/CancelBulk": [one_of(world.operation, lambda one: bulk.CancelBulkRequest(id=one))],
         **{f"{on}AdminService/{verb}": [one_of(world.dead, ask)] for verb, ask in verbs.items()},
+        f"{on}AdminService/ListJobLogs": [one_of(world.running, lambda one: admin.ListJobLogsRequest(id=one))],
         f"{on}AdminService/FindIds": [
             one_of(there, find(kind))
             for there, kind in (

@@ -26,9 +26,19 @@ class NoReports:
     def extended(self, job: Job, lease_seconds: int) -> None:
         raise AssertionError("no handler runs here")
 
+    log_level = 0
+
+    def logged(self, job: Job, level: int, logger: str, at_us: int, text: str) -> None:
+        raise AssertionError("no handler runs here")
+
 
 def make_protocol(
-    *, slots: int = 4, prefetch: int | None = 0, slots_queue: int = 0, time_limit: float | None = None
+    *,
+    slots: int = 4,
+    prefetch: int | None = 0,
+    slots_queue: int = 0,
+    time_limit: float | None = None,
+    lease_seconds: int = 0,
 ) -> WorkerProtocol:
     """A protocol with the topics `plain` and `takes-job`."""
     app = Headgate("127.0.0.1:1")
@@ -43,7 +53,7 @@ def make_protocol(
         client="test",
         incarnation=7,
         topics=tuple(app.tasks),
-        lease_seconds=0,
+        lease_seconds=lease_seconds,
         cancel_grace=5.0,
         slots=slots,
     )

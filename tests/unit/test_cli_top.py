@@ -11,15 +11,18 @@ import pytest
 
 from headgate.cli.dev import profile_note
 from headgate.cli.http_port import http_lines
-from headgate.cli.top import texts
+from headgate.cli.top import pages, texts
 from headgate.cli.top.actions import action_of
 from headgate.cli.top.places import LISTS, Place, View, command_of, filtered, jobs_of
+from headgate.cli.top.reading import _bounded_log
 from headgate.domain.bulk import DeadGroup
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filter_parser import parse
 from headgate.domain.filters import Field, Glob, InvalidFilter
+from headgate.domain.redaction import Redaction
 from headgate.domain.topic_figures import Rates
 from headgate.ops.profiles import Profile, Profiles, profiles_file, write_profiles
+from headgate.sdk.admin.job_logs import LogLine
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 TOPICS = Place(view=View.TOPICS)
@@ -121,6 +124,19 @@ def test_every_place_has_keys_and_each_key_that_is_named_does_something() -> Non
         does = {key for key in "rcps" if action_of(key, Place(view=view), item, status()) is not None}
         assert named == does, view
     assert len(LISTS) == 6
+
+
+def test_the_log_of_a_job_masks_logger_names_and_counts_lines_rather_than_rows() -> None:
+    lines = [
+        LogLine(at=NOON, attempt=1, level="info", logger="app.token=abc", text="pin", left_out=7, epoch=1, seq=seq)
+        for seq in (8, 16)
+    ]
+    page = _bounded_log(pages.log_lines(lines, mask=Redaction().masked_text), count=len(lines), more=True)
+    assert len(page.rows) == 4  # two of them say that lines were left out
+    assert page.note == "the newest 2 lines are shown"
+    shown = [" ".join(map(str, row.cells)) for row in page.rows]
+    assert "app.token=•••" in shown[1]
+    assert not any("abc" in row for row in shown)
 
 
 def test_a_server_prints_the_address_of_its_dashboard() -> None:

@@ -80,6 +80,7 @@ def test_an_operator_permits_networks() -> None:
         ("https://ex\u00e4mple.com/", "U+00E4"),
         ("https://-a.example/", "neither a host name"),
         ("https://a..example/", "neither a host name"),
+        (f"https://{'a.' * 127}example/", "neither a host name"),
     ],
 )
 def test_a_bad_url_is_refused(url: str, says: str) -> None:
@@ -100,6 +101,8 @@ def test_a_url_has_its_parts() -> None:
     assert RULES.target("https://example.com").path == "/"
     assert RULES.target("https://[2606:4700::1111]/").authority == "[2606:4700::1111]"
     assert DEV.target("http://127.0.0.1:5000/x").authority == "127.0.0.1:5000"
+    plain = DEV.target("http://127.0.0.1/x")
+    assert (plain.port, plain.tls, plain.authority) == (80, False, "127.0.0.1")
 
 
 @pytest.mark.parametrize("networks", [["10.1.2.3/16"], ["intranet"], [""]])

@@ -26,6 +26,7 @@ ID = "0190a3b2-7c4d-7abc-8def-0123456789ab"
         ("created:>", Typed(start=8, field=Field.CREATED, text=">")),
         ('tag:"very imp', Typed(start=4, field=Field.TAG, text="very imp")),
         ('tag:"a,b",c', Typed(start=10, field=Field.TAG, text="c")),
+        (r"tag:a\,b", Typed(start=7, field=Field.TAG, text="b")),  # without quotes, a backslash is itself
         ('error:"timed out" -worker:w', Typed(start=26, field=Field.WORKER, text="w")),
         ("args.user.id:4", Typed(start=13, field=Field.ARGS, path=("user", "id"), text="4")),
         ("args.us", Typed(start=0, text="args.us")),

@@ -62,6 +62,7 @@ def one(text: str) -> Term:
         ("args.user.id:42", "args.user.id:42"),
         ("args.items.0.sku:x-1", "args.items.0.sku:x-1"),
         ("key:order-7 schedule:nightly", "key:order-7 schedule:nightly"),
+        ('-unique:"user 42"', '-unique:"user 42"'),
     ],
 )
 def test_a_filter_is_written_back_in_one_form(text: str, canonical: str) -> None:
@@ -129,6 +130,11 @@ def test_an_endless_filter_and_what_is_no_text_are_refused() -> None:
         parse(b"state:dead")
 
 
+def test_the_longest_span_and_the_longest_path_are_accepted() -> None:
+    assert one("created:>3650d").values == (Ago(timedelta(days=3650)),)
+    assert len(one("args.a.b.c.d.e.f.g.h.i.j:1").path) == 10
+
+
 def test_later_is_always_above_whether_the_time_is_a_span_or_a_date() -> None:
     """`created:>2h` is the last two hours; an older job matches `created:<2h`."""
     now = datetime(2026, 7, 1, 12, tzinfo=UTC)
@@ -145,6 +151,13 @@ def test_a_wildcard_stands_for_any_text_and_a_quoted_one_for_itself() -> None:
     assert isinstance(quoted, Glob)
     assert [bare.matches(text) for text in ("abc", "ac", "a*c", "abcd", "xac")] == [True, True, True, False, False]
     assert [quoted.matches(text) for text in ("abc", "a*c")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"), [("ab", False), ("abab", True), ("abb", True), ("aabb", True), ("ba", False)]
+)
+def test_no_letter_of_a_text_stands_for_two_parts_of_a_pattern(text: str, fits: bool) -> None:
+    assert Glob(("", "ab", "b")).matches(text) is fits
 
 
 class Counted(str):
@@ -238,6 +251,7 @@ def test_terms_can_be_put_in_front() -> None:
         ("args.none:null", {"none": None}, True),
         ("args.items.1:b", {"items": ["a", "b"]}, True),
         ("args.items.9:b", {"items": ["a", "b"]}, False),
+        ("args.items.2:b", {"items": ["a", "b"]}, False),
         ("args.a:x", {"a": {"x": 1}}, False),
         ("args.a:x", {"a": 1}, False),
         ('args.a:""', {"a": ""}, True),

@@ -22,6 +22,8 @@ from headgate.domain.fingerprint import group_of
         ("Bad: commit a1b2c3d4e5 unknown", "Bad: commit 0f0f0f0f0f0f unknown"),
         ("Deep: first line\nsecond a", "Deep: first line\nsecond b"),
         ("Space:  two   words", "Space: two words"),
+        ("Gone: order 12345678", "Gone: order 7"),
+        (f"Bad: '{'a' * 150}' is too long", f"Bad: '{'a' * 220}' is too long"),
     ],
 )
 def test_what_differs_from_job_to_job_makes_no_new_group(one: str, other: str) -> None:
@@ -34,6 +36,7 @@ def test_what_differs_from_job_to_job_makes_no_new_group(one: str, other: str) -
         ("TimeoutError: no answer", "ConnectionError: no answer"),
         ("ValueError: too large", "ValueError: too small"),
         ("E: can't open the door", "E: can't shut the door and don't ask"),
+        ("E: can't open it, so don't ask", "E: can't shut it, so don't ask"),
         ("E: deadbeef", "E: cafebabe"),
         ("", "E"),
     ],

@@ -27,8 +27,8 @@ workers stop w-1 --yes
 batch list; batch get {ID}; batch open; batch seal {ID}
 bulk start cancel --filter topic:a --yes --detach; bulk list; bulk get {ID}; bulk watch {ID}; bulk cancel {ID}
 dead list; dead redrive mail --yes --detach; dead discard mail --yes --detach
-job list; job list --count; job get {ID}; job events {ID}; job cancel {ID}; job redrive {ID}; job discard {ID}
-job reprioritise {ID} --priority 5; job move {ID} --to other
+job list; job list --count; job get {ID}; job events {ID}; job logs {ID}; job watch {ID}
+job cancel {ID}; job redrive {ID}; job discard {ID}; job reprioritise {ID} --priority 5; job move {ID} --to other
 key create a --scopes read; key list; key rotate hg_7k3mz9ab; key revoke hg_7k3mz9ab; session list
 session revoke abcdefghij; system
 pause mail; resume mail; retention show; retention set --dead 30d; retention run
@@ -37,7 +37,7 @@ schedule resume nightly; schedule run nightly; schedule next nightly; schedule d
 submit mail {{}}; submit mail --file {{file}}; submit mail {{}} --wait 1s
 tenant list; tenant show; tenant set acme --max-backlog 5; tenant show --defaults; tenant set --defaults --max-topics 9
 topic list; topic get mail; topic set mail --max-running 5; topic release mail; topic apply -f {{policy}}
-topic export mail; topic history mail
+topic export mail; topic history mail; topic drain mail --yes --detach; topic move mail --to other --yes --detach
 webhook create https://a.example job.dead; webhook list; webhook get {ID}; webhook update {ID} --enable
 webhook delete {ID}; webhook rotate-secret {ID}; webhook deliveries {ID}; webhook deliveries {ID} {ID}
 webhook resend {ID} {ID}; webhook test {ID}

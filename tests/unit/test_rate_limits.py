@@ -12,7 +12,16 @@ from headgate.control.permissions import RULES
 from headgate.control.rate_limits import RateLimits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.identity import Identity, Scope
-from headgate.domain.rate_limits import Bucket, RateClass, RateLimited, Rates, parse_rate, parse_rates, rate_text
+from headgate.domain.rate_limits import (
+    Bucket,
+    RateClass,
+    RateLimited,
+    Rates,
+    milliseconds,
+    parse_rate,
+    parse_rates,
+    rate_text,
+)
 from headgate.sdk.errors import RETRIED
 
 
@@ -120,6 +129,17 @@ def test_buckets_that_are_full_again_are_dropped_when_there_are_many(monkeypatch
 
 
 @pytest.mark.req("W28")
+def test_a_bucket_is_full_until_it_is_used_and_as_soon_as_it_is_filled_again() -> None:
+    bucket = Bucket(parse_rate("10/1s:20", field="rate"), now=100.0)
+    assert bucket.is_full(100.0)
+    assert bucket.take(5, 100.0) == 0
+    assert [bucket.is_full(now) for now in (100.0, 100.25, 100.5)] == [False, False, True]
+
+
+def test_no_client_is_told_to_come_too_early() -> None:
+    assert [milliseconds(seconds) for seconds in (0.0001, 0.002, 0.0021)] == [1, 2, 3]
+
+
 def test_a_stream_of_a_worker_counts_once_and_heartbeats_and_outcomes_never() -> None:
     worker = {name.rpartition("/")[2]: rule for name, rule in RULES.items() if "WorkerService" in name}
     counted = {name for name, rule in worker.items() if rule.rate_class is RateClass.WORK}

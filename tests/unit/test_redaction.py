@@ -10,7 +10,7 @@ import pytest
 from headgate.domain.errors import InvalidInput
 from headgate.domain.log_fields import Quoted
 from headgate.domain.log_redaction import MaskSecrets
-from headgate.domain.redaction import MASK, Redaction, restored
+from headgate.domain.redaction import DEPTH_MAX, MASK, Redaction, restored
 from headgate.ops.configuration import read_configuration
 from headgate.sdk.log_quoting import quote_log_values
 
@@ -126,6 +126,15 @@ def test_the_sdk_masks_its_lines_by_the_names_of_its_environment(
 def test_what_a_worker_command_masks_reaches_the_sdk() -> None:
     config = read_configuration(flags={}, environ={"HEADGATE_REDACT": "plan, iban"}, folder=Path("/nowhere"))
     assert config.client_environment()["HEADGATE_REDACT"] == "plan,iban"
+
+
+def test_what_is_nested_too_deep_to_look_into_cannot_be_edited() -> None:
+    value: object = MASK
+    for _ in range(DEPTH_MAX):
+        value = [value]
+    assert restored(value, value) == value
+    with pytest.raises(InvalidInput, match="nested deeper than 200 levels"):
+        restored([value], [value])
 
 
 def test_what_is_nested_too_deep_to_look_into_is_masked_as_a_whole() -> None:

@@ -65,6 +65,21 @@ def test_a_body_that_was_changed_is_refused(where: str) -> None:
         keys.open(bytes(sealed), Purpose.PAYLOAD, ONE, what="the payload")
 
 
+@pytest.mark.parametrize(("at", "value"), [(4, 2), (5, 2)])
+def test_a_body_in_the_form_of_a_later_release_says_that_this_one_is_too_old(at: int, value: int) -> None:
+    sealed = bytearray(old().seal(b"refund", Purpose.PAYLOAD, ONE))
+    sealed[at] = value
+    with pytest.raises(DecryptionFailed, match="upgrade headgate"):
+        old().open(bytes(sealed), Purpose.PAYLOAD, ONE, what="the payload")
+    assert "unknown version" in description(bytes(sealed))
+
+
+def test_a_body_without_a_whole_tag_is_no_envelope() -> None:
+    empty = old().seal(b"", Purpose.PAYLOAD, ONE)
+    assert read_envelope(empty) is not None
+    assert read_envelope(empty[:-1]) is None
+
+
 def test_a_key_of_another_value_fails_and_one_that_is_missing_is_named() -> None:
     sealed = old().seal(b"x", Purpose.PAYLOAD, ONE)
     with pytest.raises(DecryptionFailed, match="another value"):

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from headgate import Encryption, Headgate
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.connection import Connection
+from headgate.sdk.encryption import Purpose
 from headgate.sdk.worker import Worker
-from headgate.sdk.worker.process_child import LOG_TEXT_MAX_CHARS
+from headgate.sdk.worker.process_child import LOG_TEXT_MAX_BYTES
 from tests.support import sdk_app
 from tests.support.fake_server import fake_server, until
+from tests.unit.sdk_working import working
 
 
 @contextmanager
@@ -61,6 +64,26 @@ async def test_cpu_handlers_run_in_other_processes_and_a_dead_one_fails_only_its
         await running
 
 
+async def test_a_registered_function_in_a_process_has_the_encryption_and_the_rules_of_its_task() -> None:
+    """Its module has the function alone: nothing there says with which keys, or how it was registered."""
+    keys = Encryption({"k": Encryption.new_key()}, write="k", accept_plain=False)
+    async with fake_server() as server:
+        app = Headgate(server.address, encryption=keys)
+        app.register("cube", sdk_app.cube, run_in="process", bad_payload="retry")
+        async with working(app, server, concurrency=1, processes=1) as (_, peer):
+            (good,) = peer.deliver("cube", keys.seal(b'{"n":3}', Purpose.PAYLOAD))
+            (bad,) = peer.deliver("cube", keys.seal(b'{"n":"three"}', Purpose.PAYLOAD))
+            (plain,) = peer.deliver("cube", b'{"n":4}')
+            await until(lambda: len(peer.completed()) + len(peer.others()) == 3, "all have ended")
+            assert peer.completed()[good] != b"27"
+            assert keys.open_result(peer.completed()[good], good) == b"27"
+            failed = {one.id: one.failed for one in peer.others()}
+            assert (failed[bad].type, failed[bad].permanent) == ("PayloadError", False)
+            assert failed[bad].message.startswith("encrypted:")
+            assert "Expected `int`" in keys.open_text(failed[bad].message, bad)
+            assert (failed[plain].type, failed[plain].permanent) == ("DecryptionFailed", True)
+
+
 @pytest.mark.parametrize("how", ["pickle", "endless", "unknown"])
 async def test_a_child_that_was_taken_over_cannot_make_its_worker_run_anything(tmp_path: Path, how: str) -> None:
     """What it says is data of a few known kinds, or the end of it."""
@@ -91,7 +114,7 @@ async def test_odd_log_records_of_a_child_arrive_cut_and_mended(caplog: pytest.L
         (record,) = [record for record in caplog.records if record.name == "headgate.job"]
         assert record.getMessage() == "odd \ufffd"
         assert vars(record)["big"] == str(2**70)
-        assert 0 < len(vars(record)["long"]) <= LOG_TEXT_MAX_CHARS
+        assert 0 < len(vars(record)["long"]) <= LOG_TEXT_MAX_BYTES
         worker.stop()
         await running
 

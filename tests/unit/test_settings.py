@@ -33,6 +33,12 @@ def file(folder: Path, text: str) -> Path:
 # --- the table
 
 
+def test_the_help_of_a_list_says_how_its_values_are_separated() -> None:
+    lists = [one for one in SETTINGS if one.kind is Kind.NAMES or one.name in ("rates", "webhook_ports")]
+    assert len(lists) == 5
+    assert [one.name for one in lists if "separated by commas" not in one.help] == []
+
+
 def test_a_setting_has_one_name_in_every_form() -> None:
     names = [one.name for one in SETTINGS]
     assert len(set(names)) == len(names)

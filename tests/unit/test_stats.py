@@ -18,6 +18,7 @@ def test_a_quantile_lies_on_a_straight_line_within_its_bucket() -> None:
     bounds = (10, 20, 40)
     assert quantile(bounds, [0, 10, 0, 0], 0.5) == 15
     assert quantile(bounds, [5, 5, 0, 0], 0.5) == 10
+    assert quantile(bounds, [5, 0, 5, 0], 0.5) == 10, "half of them lie below the empty bucket"
     assert quantile(bounds, [0, 0, 4, 0], 0.99) == pytest.approx(39.8)
     assert quantile(bounds, [0, 0, 0, 7], 0.5) == 40, "above the last bound: that bound"
     assert quantile(bounds, [0, 0, 0, 0], 0.5) == 0

@@ -133,6 +133,7 @@ async def test_a_worker_that_does_not_read_its_greeting_is_not_waited_for() -> N
         "outcomes": None,
         "unmatched": None,
         "progress": None,
+        "logs": None,
         "pulls": None,
     }
     rules = SessionRules(now=lambda: 0.0, lease_ms=60_000, accepting=lambda: True, **parts)

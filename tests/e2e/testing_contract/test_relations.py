@@ -26,6 +26,7 @@ async def test_an_idempotency_key_names_one_submission(world: World) -> None:
     assert conflict.value.first == first.id
     await world.drain()
     assert (await once.submit(5)).id == first.id  # also when it has ended
+    assert (await first.info()).key == "order-1"
 
 
 async def test_a_unique_key_has_one_live_job(world: World) -> None:

@@ -11,6 +11,7 @@ import pytest
 from headgate.domain.errors import OutcomeUnknown, StoreUnavailable
 from headgate.domain.outcomes import Abandon, Completed
 from headgate.domain.states import Receipt
+from headgate.domain.topic_sets import TopicSet
 from headgate.store.connect import Connection
 from tests.integration.leases.leasing import AWAY, MINUTE, holding, pass_time
 from tests.support.dispatch_waits import ManualClock
@@ -40,6 +41,19 @@ async def test_the_claim_sets_owner_worker_lease_epoch_and_attempt_together(step
     for column in ("owner", "lease_until"):
         with pytest.raises(asyncpg.CheckViolationError):
             await db.execute(f"UPDATE headgate.jobs SET {column} = NULL WHERE id = $1", job)
+
+
+async def test_a_token_of_other_topics_renews_nothing(stepped: Instance, clock: Clock, db: Connection) -> None:
+    """The job is answered as one that does not exist, and its lease stays as it is."""
+    _, (job,) = await holding(stepped)
+    tenant_no, epoch, lease_until = await db.fetchrow("SELECT tenant_no, epoch, lease_until FROM headgate.jobs")
+    await clock.advance(seconds=10)
+    renew = stepped.renewer.calls.renew
+    answers = await renew(tenant_no, 60_000, [job], [epoch], topics=TopicSet.of("other"))
+    assert answers[tenant_no, job, epoch].lost
+    assert await db.fetchval("SELECT lease_until FROM headgate.jobs") == lease_until
+    assert await renew(tenant_no, 60_000, [job], [epoch], topics=TopicSet.of("mail")) == {}
+    assert await db.fetchval("SELECT lease_until FROM headgate.jobs") > lease_until
 
 
 async def test_each_ready_may_ask_for_a_lease_of_its_own(stepped: Instance, db: Connection) -> None:

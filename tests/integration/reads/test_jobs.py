@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +15,7 @@ from headgate.store import reads, verbs
 from tests.integration.reads.walking import BOOM, FATAL, SECOND, ids_of
 from tests.support import store_calls
 from tests.support.epochs import claims
+from tests.support.explain import cost
 from tests.support.queue import Clock, Queue, new_id
 
 # --- one job ----------------------------------------------------------------------------------------------------------
@@ -75,6 +77,45 @@ async def test_a_job_can_be_read_in_every_state(queue: Queue) -> None:
     await see(State.PENDING, attempt=0, epoch=2, last_outcome=OutcomeKind.COMPLETED, finished_at=None, **nobody)
     await verbs.cancel(queue.db, tenant, [job_id])
     await see(State.CANCELLED, attempt=0, epoch=2, **ended)
+
+
+async def test_a_job_has_its_idempotency_key_wherever_it_is_and_however_many_keys_there_are(queue: Queue) -> None:
+    tenant = await queue.tenant_no()
+    (one,) = await queue.add(1, key="order-7")
+    (other,) = await queue.add(1)
+    assert await _keys(queue, one, other) == ("order-7", "")
+    claimed = await queue.claim(1)
+    await queue.settle((one, claimed.epochs[0], Completed()))
+    assert await _keys(queue, one, other) == ("order-7", "")
+
+    async def pages() -> int:
+        await cost(queue.db, reads.GET, tenant, one)
+        return (await cost(queue.db, reads.GET, tenant, one)).pages
+
+    few = await pages()
+    await queue.db.execute(
+        "INSERT INTO headgate.idempotency_keys (tenant_no, topic_no, key, job_id, body_hash, expires_at)"
+        " SELECT $1, 1, 'k' || n, gen_random_uuid(), '', now() FROM generate_series(1, 5000) AS n",
+        tenant,
+    )
+    await queue.db.execute("ANALYZE headgate.idempotency_keys")
+    assert await pages() <= few + 4
+
+
+async def test_an_idempotency_key_is_shown_until_it_expires_and_not_until_it_is_removed(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    (one,) = await queue.add(1, key="order-7", key_window=SECOND)
+    assert await _keys(queue, one) == ("order-7",)
+    await clock.advance(seconds=1)
+    assert await _keys(queue, one) == ("",)
+    claimed = await queue.claim(1)
+    await queue.settle((one, claimed.epochs[0], Completed()))
+    assert await _keys(queue, one) == ("",)
+
+
+async def _keys(queue: Queue, *ids: UUID) -> tuple[str, ...]:
+    tenant = await queue.tenant_no()
+    return tuple([(await reads.get(queue.db, tenant, job_id)).key for job_id in ids])
 
 
 async def test_an_empty_result_is_not_a_missing_one(queue: Queue) -> None:

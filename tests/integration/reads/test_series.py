@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.domain.stats import FAILING_WITHIN, WINDOWS, Flows, Series, TopicLatencies, window_of
 from headgate.domain.topic_sets import TopicSet
-from headgate.store import latencies, series, upkeep
+from headgate.store import control, latencies, series, upkeep
 from headgate.store.connect import Connection
 from tests.integration.reads.test_counts import busy_hour, counted
 from tests.support.explain import cost
@@ -133,6 +134,113 @@ async def test_latencies_of_instances_add_up_and_outlive_them(queue: Queue) -> N
     latest = both.intervals[-1]
     assert latest.pickup == both.pickup or both.intervals[-2].pickup is not None
     assert both.intervals[0].pickup is None, "a gap where no job was started"
+
+
+async def test_a_series_shows_the_longest_wait_of_a_due_job_in_each_interval(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    start = clock.now.replace(minute=10, second=0, microsecond=0)
+    await clock.set(start)
+
+    async def look(after: timedelta, *, fresh: bool = False) -> None:
+        await clock.set(start + after)
+        if fresh:
+            await run(queue, 5, "mail")
+        await fold(queue.db)
+        await upkeep.note_served(queue.db)
+        await upkeep.record_ages(queue.db)
+
+    await look(timedelta(0))
+    await queue.add(5, "mail")
+    await look(timedelta(seconds=70))
+    await look(timedelta(seconds=110))
+    await look(timedelta(seconds=130), fresh=True)  # all have started: nothing waits any more
+    await clock.set(start + 4 * MINUTE)  # and then no server runs
+    found = await read(queue)
+    assert [_seconds(one.oldest_due) for one in found.intervals[-5:]] == [0, 110, 0, None, None]
+    assert all(one.oldest_due is None for one in found.intervals[:-5])
+    coarse = await read(queue, "6h")
+    assert _seconds(coarse.intervals[-1].oldest_due) == 110, "five minutes keep the longest wait"
+    assert _seconds((await read(queue, "7d")).intervals[-1].oldest_due) == 110
+
+
+async def test_the_wait_in_a_paused_topic_is_shown_for_that_topic_alone(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await clock.set(clock.now.replace(second=0, microsecond=0))
+    await queue.add(1, "held")
+    await clock.advance(seconds=20)
+    await queue.add(1, "mail")
+    held = (await queue.tenant_no(), (await queue.topic("held")).no)
+    await control.pause(queue.db, held)
+    await fold(queue.db)
+    await upkeep.note_served(queue.db)
+
+    async def newest(**which: Any) -> float | None:
+        return _seconds((await read(queue, **which)).intervals[-1].oldest_due)
+
+    await clock.advance(seconds=10)
+    await upkeep.record_ages(queue.db)
+    assert await newest(topic="held") == 30
+    assert await newest(topic="mail") == 10
+    assert await newest() == 10, "as the oldest due job of the overview: a pause is no delay"
+    assert await newest(topics=TopicSet.of("held", "mail")) == 10
+
+    await control.resume(queue.db, held)
+    await upkeep.record_ages(queue.db)
+    assert await newest() == 30
+    await control.pause(queue.db, held)
+    await clock.advance(seconds=5)
+    await upkeep.record_ages(queue.db)
+    assert await newest() == 30, "it did wait for so long while it could be started"
+    assert await newest(topic="held") == 35
+
+
+async def test_ages_of_many_topics_are_looked_up_some_at_a_time(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    for topic in ("a", "b", "c"):
+        await queue.add(1, topic)
+    await clock.advance(seconds=20)
+    await fold(queue.db)
+    numbers = [(await queue.topic(topic)).no for topic in ("a", "b", "c")]
+    after = await upkeep.record_ages(queue.db, limit=2)
+    assert after == numbers[1]
+    assert (await read(queue, topic="c")).intervals[-1].oldest_due is None
+    assert await upkeep.record_ages(queue.db, after, limit=2) == 0, "from the first one again"
+    for topic in ("a", "b", "c"):
+        assert _seconds((await read(queue, topic=topic)).intervals[-1].oldest_due) == 20
+
+
+async def test_looking_up_ages_costs_the_same_with_few_and_many_jobs(queue: Queue) -> None:
+    async def pages() -> int:
+        await fold(queue.db)
+        await upkeep.record_ages(queue.db)
+        return (await cost(queue.db, "SELECT headgate.record_ages_v1($1, $2)", 0, 500)).pages
+
+    await queue.add(20)
+    few = await pages()
+    for _ in range(3):
+        await queue.add(1_000)
+    assert await pages() <= few + 10
+
+
+async def test_looking_up_ages_reads_pending_counts_by_their_index_and_updates_of_counts_stay_hot(queue: Queue) -> None:
+    await queue.add(3)
+    await fold(queue.db)
+    await queue.add(1)
+    async with queue.db.transaction():
+        await upkeep.fold_flows(queue.db)
+        await upkeep.record_ages(queue.db)
+        (found,) = await queue.db.fetch(
+            "SELECT pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t),"
+            " pg_stat_get_xact_numscans(t), pg_stat_get_xact_numscans('headgate.state_counts_pending'::regclass)"
+            " FROM (SELECT 'headgate.state_counts'::regclass::oid) AS c(t)"
+        )
+    updated, hot, whole, by_index = found
+    assert (updated, hot) == (1, 1)
+    assert (whole, by_index) == (0, 1)
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
 
 
 async def test_what_fails_is_grouped_by_topic_and_kind_of_error(queue: Queue) -> None:

@@ -7,14 +7,17 @@ from datetime import timedelta
 from headgate.domain.bulk import Plan, Verb
 from headgate.domain.dependencies import NewBatch, Unique
 from headgate.domain.filter_parser import parse
+from headgate.domain.job_logs import AttemptLines, LogLine
 from headgate.domain.outcomes import Completed
 from headgate.domain.schedules import At, Every, Overlap, ScheduleSpec, plan
+from headgate.domain.states import EventKind
 from headgate.domain.stats import TopicLatencies
 from headgate.domain.webhooks import WebhookSpec
 from headgate.store import (
     bulk,
     control,
     dependencies,
+    job_logs,
     latencies,
     quiet,
     reads,
@@ -64,6 +67,7 @@ CLEARED = {
     "job_events",
     "payloads",
     "job_tags",
+    "job_logs",
     "job_limit_keys",
     "limit_line",
     "limit_usage",
@@ -134,11 +138,20 @@ async def everything(queue: Queue, clock: Clock) -> None:
     for name, timing in (("once", At(at=clock.now + DAY)), ("often", Every(interval=timedelta(hours=12)))):
         spec = ScheduleSpec(topic="mail", timing=timing, overlap=Overlap.SKIP).checked(now=clock.now)
         await schedules.put(db, queue.names, tenant, name, spec, expected=None, who="ana")
+    await log_of_all(queue)
     await later(clock, db, days=1)
     due = await schedule_firing.due(db, limit=10)
     assert (await schedule_firing.fire(db, [plan(one, now=due.now) for one in due.schedules])).made == 2
     await end_all(queue, "mail", Completed())
     await schedules.delete(db, queue.names, tenant, "often", expected=None, who="ana", reason="")
+
+
+async def log_of_all(queue: Queue) -> None:
+    """A log line of every job that there is."""
+    known = "SELECT id, epoch FROM headgate.jobs UNION ALL SELECT id, epoch FROM headgate.archive"
+    lines = [LogLine(1, 1, 2, "app", "said")]
+    logged = [AttemptLines(row[0], row[1], 1, lines) for row in await queue.db.fetch(known)]
+    assert await job_logs.add_log_lines(queue.db, await queue.tenant_no(), logged) == len(logged)
 
 
 async def verbs_of_operators(queue: Queue) -> None:
@@ -150,7 +163,9 @@ async def verbs_of_operators(queue: Queue) -> None:
     (old,) = await end(queue, DIES)
     await verbs.redrive(db, tenant, [old])
     await end_all(queue, "mail", DIES)
+    await log_of_all(queue)
     await verbs.discard(db, tenant, [old])
+    assert await db.fetchval("SELECT count(*) FROM headgate.job_logs") == 0  # nothing but that job was there
     made = await bulk.start(
         db, queue.names, tenant, new_id(), Plan(verb=Verb.CANCEL, matching=parse("topic:mail")), who="ana"
     )
@@ -198,20 +213,73 @@ async def test_when_everything_is_old_no_row_is_left_in_any_table_of_the_schema(
     assert await db.fetchval("SELECT coalesce(sum(n), 0) FROM headgate.state_counts") == 0
 
 
+async def test_the_record_of_a_triggered_run_goes_with_its_job(queue: Queue, clock: Clock) -> None:
+    """Of a schedule that stays."""
+    db, tenant = queue.db, await queue.tenant_no()
+    spec = ScheduleSpec(topic="mail", timing=Every(interval=timedelta(days=300))).checked(now=clock.now)
+    await schedules.put(db, queue.names, tenant, "nightly", spec, expected=None, who="ana")
+    await schedules.trigger(db, queue.names, tenant, "nightly", request=new_id(), who="ana", reason="")
+    await end_all(queue, "mail", Completed())
+    await end(queue, DIES)  # the day stays
+    assert await db.fetchval("SELECT count(*) FROM headgate.schedule_jobs") == 1
+    await later(clock, db, days=9)
+    assert (await all_passes(db)).jobs == 1
+    assert await db.fetchval("SELECT count(*) FROM headgate.schedule_jobs") == 0
+
+
+async def test_a_discarded_job_leaves_only_its_history(queue: Queue, clock: Clock) -> None:
+    db, tenant = queue.db, await queue.tenant_no()
+    (parent,), batch = await queue.add(1, "parents"), NewBatch(id=new_id())
+    await open_batch(db, queue.names, tenant, batch, callback=queue.job("done"))
+    (job_id,) = await queue.add(
+        1,
+        payload=b"l" * 3_000,
+        tags=["red"],
+        limit_key="customer",
+        unique=Unique(key="only"),
+        depends_on=[parent],
+        batch=batch.id,
+    )
+    spec = ScheduleSpec(topic="nightly", timing=Every(interval=timedelta(minutes=1))).checked(now=clock.now)
+    await schedules.put(db, queue.names, tenant, "nightly", spec, expected=None, who="ana")
+    scheduled, _, _ = await schedules.trigger(
+        db, queue.names, tenant, "nightly", request=new_id(), who="ana", reason=""
+    )
+    await verbs.cancel(db, tenant, [job_id, scheduled], who="ana")
+    assert set(await verbs.discard(db, tenant, [job_id, scheduled], who="ana")) == {job_id, scheduled}
+    for table, column in (
+        *((name, "job_id") for name in ("job_tags", "job_limit_keys", "unique_jobs", "batch_jobs", "schedule_jobs")),
+        *(("payloads", "id"), ("archive", "id"), ("job_dependencies", "child_id"), ("limit_line", "job_id")),
+    ):
+        left = await db.fetchval(
+            f"SELECT count(*) FROM headgate.{table} WHERE {column} = ANY ($1)", [job_id, scheduled]
+        )
+        assert left == 0, table
+    assert [event.kind for event in await reads.events(db, tenant, job_id)][-1] is EventKind.DISCARDED
+    await counts_agree(queue)
+
+
 async def test_what_hangs_on_jobs_that_stay_is_left_alone(queue: Queue, clock: Clock) -> None:
-    """The same day, the same kinds: completed jobs go row by row, dead ones stay with all they have."""
+    """The same day, the same kinds: completed and cancelled jobs go row by row, dead ones stay with all they have."""
     options = {"payload": b"l" * 3_000, "tags": ["red"], "limit_key": "customer"}
-    gone = await end(queue, Completed(), 3, **options)
+    gone = [*await end(queue, Completed(), 2, **options), *await end(queue, None, 1, **options)]
     kept = await end(queue, DIES, 3, **options)
     live = await queue.add(3, **options)
+    await log_of_all(queue)
     await later(clock, queue.db, days=9)
     assert (await all_passes(queue.db)).jobs == 3
     assert await known(queue, [*gone, *kept, *live]) == [*kept, *live]
-    for table, column in (("payloads", "id"), ("job_tags", "job_id"), ("job_limit_keys", "job_id")):
+    for table, column in (
+        ("payloads", "id"),
+        ("job_tags", "job_id"),
+        ("job_limit_keys", "job_id"),
+        ("job_logs", "job_id"),
+    ):
         found = {row[0] for row in await queue.db.fetch(f"SELECT {column} FROM headgate.{table}")}
         assert found == {*kept, *live}, table
     tenant = await queue.tenant_no()
-    assert [len(await reads.events(queue.db, tenant, job_id)) > 0 for job_id in kept] == [True] * 3
+    events = await queue.db.fetch("SELECT DISTINCT job_id FROM headgate.job_events")
+    assert {row[0] for row in events} == {*kept}
     assert set(await verbs.redrive(queue.db, tenant, kept)) == set(kept)
     assert set((await queue.claim(10)).payloads) == {b"l" * 3_000}
     await counts_agree(queue)

@@ -38,6 +38,21 @@ async def test_a_pass_is_bounded_and_the_next_continues_where_it_stopped(queue: 
     await counts_agree(queue)
 
 
+async def test_a_walk_over_several_tenants_passes_no_job_over(queue: Queue, clock: Clock) -> None:
+    """A chunk ends within the second tenant, whose ids are all below that of the first one's job."""
+    await queue.tenant_no()
+    other = Queue(queue.db, tenant="other")
+    theirs = await end(other, Completed(), 3)
+    ours = await end(queue, Completed(), 1)
+    await end(other, DIES)  # the day stays
+    assert max(theirs) < min(ours)
+    await later(clock, queue.db, days=9)
+    while (await retention.run_pass(queue.db, chunk=2)).jobs:
+        pass
+    assert await known(other, theirs) == []
+    assert await known(queue, ours) == []
+
+
 async def test_a_pass_continues_with_expired_keys_while_it_has_time(queue: Queue, clock: Clock) -> None:
     left = "SELECT count(*) FROM headgate.idempotency_keys"
     for n in range(9):

@@ -64,8 +64,9 @@ async def test_an_instance_killed_in_the_middle_of_a_chunk_leaves_it_whole(
     await counts_agree(queue)
 
 
+@pytest.mark.parametrize("chunk", [1_000, 2])  # in one chunk, or both in the first of two
 async def test_a_job_that_is_being_redriven_is_passed_over_and_one_that_stays_is_removed_later(
-    queue: Queue, clock: Clock, database: str
+    queue: Queue, clock: Clock, database: str, chunk: int
 ) -> None:
     jobs = await end(queue, DIES, 3)
     tenant = await queue.tenant_no()
@@ -78,13 +79,14 @@ async def test_a_job_that_is_being_redriven_is_passed_over_and_one_that_stays_is
         kept_back = other.transaction()
         await kept_back.start()
         await verbs.redrive(other, tenant, [jobs[1]])
-        assert (await retention.run_pass(queue.db)).jobs == 1
-        assert (await retention.run_pass(queue.db)).jobs == 0
+        assert (await retention.run_pass(queue.db, chunk=chunk)).jobs == 1
+        assert (await retention.run_pass(queue.db, chunk=chunk)).jobs == 0
+        assert await queue.db.fetchval("SELECT due FROM headgate.days_due_v1()") is False  # for a minute
         await kept_back.rollback()
         await redriving.commit()
     assert await known(queue, jobs) == jobs[:2]
     await clock.advance(seconds=61)
-    assert (await retention.run_pass(queue.db)).jobs == 1
+    assert (await retention.run_pass(queue.db, chunk=chunk)).jobs == 1
     assert await known(queue, jobs) == jobs[:1]
     await counts_agree(queue)
 
@@ -131,7 +133,10 @@ async def test_a_day_that_was_emptied_is_dropped_early_and_one_that_is_not_empty
     assert f"job_events_{START:%Y%m%d}" not in days
     assert await known(queue, [kept]) == [kept]
     # Cut off after a detach of a day that was taken for empty, and is not (a clock was set back by weeks).
+    leaving = "SELECT count(*) FROM headgate.retention_days WHERE leaving"
+    await queue.db.execute("UPDATE headgate.retention_days SET leaving = true WHERE day = $1", first)
     await queue.db.execute(f"ALTER TABLE headgate.archive DETACH PARTITION headgate.{days[0]} CONCURRENTLY")
     assert await known(queue, [kept]) == []
     await all_passes(queue.db)
     assert await known(queue, [kept]) == [kept]
+    assert await queue.db.fetchval(leaving) == 0  # else every submit would look for jobs of that day

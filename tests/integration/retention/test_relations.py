@@ -85,6 +85,22 @@ async def test_a_batch_counts_members_that_are_gone_until_its_last_job_is(queue:
     assert (await retention.forget_batches(db))[0] == 1
 
 
+async def test_of_batches_sealed_at_one_moment_none_is_passed_over(queue: Queue, clock: Clock) -> None:
+    """One was sealed before, and has the highest id."""
+    db, tenant = queue.db, await queue.tenant_no()
+    low, middle, high = new_id(), new_id(), new_id()
+    for batch_id in (low, middle, high):
+        await open_batch(db, queue.names, tenant, NewBatch(id=batch_id))
+    await seal_batch(db, tenant, high)
+    await clock.advance(seconds=1)
+    await seal_batch(db, tenant, low)
+    await seal_batch(db, tenant, middle)
+    await later(clock, db, days=2)
+    forgotten, after = await retention.forget_batches(db, limit=2)
+    assert forgotten == 2
+    assert (await retention.forget_batches(db, after, limit=2))[0] == 1
+
+
 async def test_batches_with_old_jobs_do_not_hide_those_behind_them(queue: Queue, clock: Clock) -> None:
     """Sealed first, and their jobs are there for long: what was sealed later is forgotten nevertheless."""
     db, tenant = queue.db, await queue.tenant_no()

@@ -15,7 +15,9 @@ from headgate.domain.states import State
 from headgate.store import control, listing, reads, schedule_firing, schedules
 from headgate.store.connect import connect
 from tests.integration.schedules.bench import MINUTE, NOON, Bench
+from tests.integration.test_priority import set_ageing
 from tests.support import store_calls
+from tests.support.queue import new_id
 from tests.support.waiting import until_async
 
 # ---------------------------------------------------------------------- firing
@@ -46,10 +48,11 @@ async def test_a_grid_fires_each_occurrence_once_and_never_drifts(bench: Bench) 
 @pytest.mark.parametrize("timing", [At(at=NOON + MINUTE), After(delay=MINUTE)], ids=["at", "after"])
 async def test_a_single_moment_fires_once_and_has_then_ended(bench: Bench, timing: At | After) -> None:
     await bench.put(timing=timing)
+    await bench.put("declared", timing=timing, source="shop")
     await bench.clock.advance(seconds=59)
     assert (await bench.scheduler.run_once()).made == 0
     await bench.clock.advance(seconds=1)
-    assert (await bench.scheduler.run_once()).made == 1
+    assert (await bench.scheduler.run_once()).made == 2
     assert (await bench.get()).next_at is None
     await bench.clock.advance(days=1)
     assert (await bench.scheduler.run_once()).made == 0
@@ -60,6 +63,18 @@ async def test_a_single_moment_fires_once_and_has_then_ended(bench: Bench, timin
     assert await bench.forget_ended() == 1
     with pytest.raises(NotFound):
         await bench.get()
+    # Without it, the next start of the program that declares it would make another job.
+    assert (await bench.get("declared")).next_at is None
+
+
+async def test_a_grid_that_has_ended_is_kept(bench: Bench) -> None:
+    """Its end can be moved, and its history is that of many jobs."""
+    await bench.put(ends_at=NOON + MINUTE)
+    await bench.clock.advance(minutes=1)
+    assert (await bench.scheduler.run_once()).made == 1
+    assert (await bench.get()).next_at is None
+    await bench.clock.advance(days=60)
+    assert await bench.forget_ended() == 0
 
 
 async def test_the_same_delay_put_again_keeps_its_moment(bench: Bench) -> None:
@@ -100,6 +115,20 @@ async def test_its_jobs_are_ordinary_ones_with_the_schedules_body_priority_and_p
 
 
 @pytest.mark.req("H8")
+async def test_in_an_ageing_topic_its_jobs_rank_as_submitted_ones_do(bench: Bench) -> None:
+    await bench.put(priority=7)
+    await bench.put("b", priority=-3)
+    await set_ageing(bench.queue, "mail", timedelta(seconds=10))
+    await bench.clock.advance(minutes=1)
+    await bench.queue.add(priority=7)
+    assert (await bench.scheduler.run_once()).made == 2
+    await bench.verb(schedules.trigger, request=new_id())
+    ranks = "SELECT rank_class, rank_at / 1000 FROM headgate.jobs WHERE priority = $1"  # within the call by the µs
+    urgent = await bench.db.fetch(ranks, 7)
+    assert [tuple(row) for row in urgent] == [(-1, urgent[0][1])] * 3
+    assert tuple((await bench.db.fetch(ranks, -3))[0]) == (-1, urgent[0][1] + 10 * 10_000)
+
+
 async def test_lineage_is_kept_both_ways_newest_first(bench: Bench) -> None:
     await bench.put()
     await bench.put("other")

@@ -76,6 +76,17 @@ async def test_much_to_catch_up_is_spread_over_several_transactions(bench: Bench
 # ---------------------------------------------------------------------- overlap
 
 
+@pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.REPLACE])
+async def test_runs_that_have_finished_are_not_looked_at_again(bench: Bench, overlap: Overlap) -> None:
+    await bench.put(overlap=overlap)
+    for _ in range(3):
+        await bench.clock.advance(minutes=1)
+        assert (await bench.scheduler.run_once()).made == 1
+        claimed = await bench.queue.claim(1)
+        await bench.queue.settle((claimed.ids[0], claimed.epochs[0], Completed()))
+    assert await bench.db.fetchval("SELECT count(*) FROM headgate.schedule_jobs WHERE open_at IS NOT NULL") == 1
+
+
 @pytest.mark.req("T34", "O26")
 async def test_skip_makes_no_job_while_an_earlier_one_lives(bench: Bench) -> None:
     await bench.put(overlap=Overlap.SKIP, catch_up=CatchUp.ALL)

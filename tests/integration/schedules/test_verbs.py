@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
-from headgate.domain.errors import AlreadyExists, InvalidInput, NotFound, VersionConflict
+from headgate.domain.errors import AlreadyExists, InvalidInput, NotFound, Refused, VersionConflict
 from headgate.domain.outcomes import Completed
-from headgate.domain.schedules import LOOK_SECONDS, At, CatchUp, Every, Overlap, plan
+from headgate.domain.schedules import LOOK_SECONDS, After, At, CatchUp, Every, Fired, Firing, Overlap, WhenFull, plan
 from headgate.domain.states import State
 from headgate.domain.topic_sets import TopicSet
-from headgate.store import audit, schedule_firing, schedules, verbs
-from headgate.store.connect import connect
+from headgate.store import audit, schedule_firing, schedules, topics, verbs
+from headgate.store.connect import Connection, connect
 from tests.integration.schedules.bench import MINUTE, NOON, Bench
 from tests.support.queue import new_id
 
@@ -44,6 +45,40 @@ async def test_pause_and_delete_touch_only_what_is_to_come(bench: Bench) -> None
     assert await schedules.lineage(bench.db, tenant, made[0].job_id) == ("", made[0].occurrence, False)
     trail = [(entry.verb, entry.actor) for entry in await audit.entries(bench.db, tenant)]
     assert trail == [(f"{verb}_schedule", "ana") for verb in ("delete", "resume", "pause", "put")]
+
+
+async def test_the_audit_has_timings_as_people_write_them(bench: Bench) -> None:
+    for timing in (
+        Every(interval=timedelta(seconds=20)),
+        Every(interval=timedelta(minutes=5), anchor=NOON),
+        After(delay=timedelta(hours=36)),
+    ):
+        await bench.put(timing=timing)
+    trail = await audit.entries(bench.db, await bench.queue.tenant_no())
+    assert [cast("dict[str, object]", entry.detail["now"])["when"] for entry in reversed(trail)] == [
+        "every 20s",
+        "every 5m from 2026-03-10T12:00:00+00:00",
+        "after 36h",
+    ]
+
+
+async def test_the_last_runs_of_several_schedules_are_read_together(bench: Bench) -> None:
+    await bench.put("often")
+    await bench.put("other", topic="other")
+    await bench.put("never", timing=At(at=NOON + timedelta(days=1)))
+    for _ in range(3):
+        await bench.clock.advance(minutes=1)
+        await bench.scheduler.run_once()
+    claimed = await bench.queue.claim(1)
+    await bench.queue.settle((claimed.ids[0], claimed.epochs[0], Completed()))
+    numbers = {name: (await bench.get(name)).schedule_no for name in ("often", "other", "never")}
+    found = await schedules.recent_jobs(bench.db, await bench.queue.tenant_no(), [*numbers.values(), 10_000], limit=2)
+    assert set(found) == {numbers["often"], numbers["other"]}
+    for name in ("often", "other"):
+        assert found[numbers[name]] == (await bench.jobs(name))[:2]
+    every = await schedules.recent_jobs(bench.db, await bench.queue.tenant_no(), [numbers["often"]], limit=9)
+    assert [job.state for job in every[numbers["often"]]] == [State.PENDING, State.PENDING, State.COMPLETED]
+    assert await schedules.recent_jobs(bench.db, 10_000, [numbers["often"]], limit=9) == {}, "another tenant"
 
 
 async def test_a_resume_that_names_a_pause_ends_no_later_one(bench: Bench) -> None:
@@ -116,6 +151,41 @@ async def test_an_edit_between_reading_and_firing_wins(bench: Bench) -> None:
     assert (await bench.scheduler.run_once()).made == 1  # the same times, another body: nothing due was lost
     claimed = await bench.queue.claim()
     assert list(claimed.payloads) == [b"new"]
+
+
+async def test_what_was_fired_meanwhile_is_not_put_off(bench: Bench) -> None:
+    """One instance could not fire it; before it says so, another one has."""
+    await bench.put()
+    await bench.clock.advance(minutes=1)
+    (read,) = (await bench.due(limit=1)).schedules
+    assert (await bench.scheduler.run_once()).made == 1
+    await bench.clock.advance(seconds=10)
+    await bench.postpone(read, Refused("no"))
+    assert await bench.db.fetchval("SELECT look_at FROM headgate.schedules") == NOON + 2 * MINUTE
+    assert (await bench.get()).last_error == ""
+
+
+async def test_a_schedule_that_was_edited_meanwhile_skips_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topic is full. Before that is noted, the schedule is changed: the new one has not been tried yet."""
+    await bench.put(overlap=Overlap.REPLACE, when_full=WhenFull.SKIP)
+    await bench.clock.advance(minutes=1)
+    await bench.scheduler.run_once()
+    await bench.queue.claim(1)
+    changes = {"max_backlog": 0}
+    await topics.set_topic(bench.db, bench.queue.names, await bench.queue.tenant_no(), "mail", changes=changes)
+    noting = schedule_firing._no_capacity
+
+    async def edited_before(db: Connection, firing: Firing) -> Fired:
+        await bench.put(overlap=Overlap.REPLACE, when_full=WhenFull.SKIP, payload=b"new")
+        return await noting(db, firing)
+
+    monkeypatch.setattr(schedule_firing, "_no_capacity", edited_before)
+    await bench.clock.advance(minutes=1)
+    assert (await bench.scheduler.run_once()).skipped == 0
+    view = await bench.get()
+    assert (view.skipped, view.next_at) == (0, NOON + 2 * MINUTE)
 
 
 async def test_a_trigger_makes_one_job_per_request_outside_of_the_grid(bench: Bench) -> None:

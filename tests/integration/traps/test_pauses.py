@@ -70,6 +70,24 @@ async def test_a_claim_that_began_before_the_pause_waits_and_then_obeys_it(
     assert len(await claim) == (0 if committed else 1)
 
 
+async def test_the_lease_of_a_claim_that_waited_for_a_pause_begins_when_it_has_the_job(
+    queue: Queue, rivals: Rivals, clock: Clock
+) -> None:
+    await queue.add()
+    other = await rivals.queue()
+    transaction = queue.db.transaction()
+    await transaction.start()
+    await control.pause(queue.db, await target_of(queue, "topic"))
+    claim = rivals.start(other.claim(lease=timedelta(seconds=60)))
+    await rivals.waiting(other, on=queue)
+    later = clock.now + timedelta(minutes=5)
+    await (await rivals.queue()).db.execute("UPDATE public.test_clock SET at = $1", later)
+    await transaction.rollback()  # and with it goes the pause
+    lease = "SELECT lease_until - claimed_at, claimed_at FROM headgate.jobs"
+    assert len(await claim) == 1
+    assert tuple(await queue.db.fetchrow(lease)) == (timedelta(seconds=60), later)
+
+
 @pytest.mark.req("Z24")
 @TARGETS
 async def test_a_paused_target_is_never_claimed_and_nothing_else_is_stopped(queue: Queue, what: str) -> None:
@@ -105,3 +123,17 @@ async def test_a_pause_with_an_end_lets_go_at_that_time(queue: Queue) -> None:
     await clock.advance(microseconds=1)
     assert not (await control.controls(queue.db))[0].paused
     assert len(await queue.claim()) == 1
+
+
+async def test_a_resume_that_names_another_pause_clears_one_that_has_ended_by_itself(
+    queue: Queue, clock: Clock
+) -> None:
+    await control.pause(queue.db, await target_of(queue, "topic"), until=clock.now + timedelta(minutes=1))
+    since = await queue.db.fetchval("SELECT paused_at FROM headgate.dispatch_control WHERE paused")
+    other = since - timedelta(hours=1)
+    resume = "SELECT headgate.resume_v1($1, $2, $3)"
+    target = await target_of(queue, "topic")
+    assert await queue.db.fetchval(resume, *target, other) is None
+    await clock.advance(minutes=2)
+    assert await queue.db.fetchval(resume, *target, other) is False
+    assert not await queue.db.fetchval("SELECT bool_or(paused) FROM headgate.dispatch_control")

@@ -15,9 +15,10 @@ from headgate.domain.outcomes import Abandon, Nack, Outcome
 from headgate.domain.states import EventKind, Receipt, State
 from headgate.store import leases, reads, verbs
 from headgate.store.settle import SETTLE, OutcomeFlush, settle
+from tests.integration.test_limits import limit, no_drift
 from tests.integration.traps.rivals import BOOM, DONE, FATAL, Rivals, all_jobs, last_instant, run
 from tests.support.epochs import epochs_of
-from tests.support.queue import Clock, Queue
+from tests.support.queue import Clock, Queue, stranger
 
 
 @pytest.fixture
@@ -274,8 +275,10 @@ async def test_of_a_redrive_and_a_discard_exactly_one_wins(queue: Queue, rivals:
 
 @pytest.mark.parametrize("verb", ["cancel", "reprioritise"])
 async def test_a_flush_of_mixed_outcomes_does_not_deadlock_with_a_verb_on_the_same_jobs(
-    queue: Queue, rivals: Rivals, verb: str
+    queue: Queue, rivals: Rivals, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No lock times out: a flush that is tried again would hide the deadlock.
+    monkeypatch.setattr("headgate.store.settle.SETTLE", SETTLE.replace("$16, 100)", "$16, 60000)"))
     # Completions are written before the others, so the flush comes to the lower id last.
     low, high = await queue.add(2)
     await queue.claim()
@@ -298,6 +301,55 @@ async def test_a_flush_of_mixed_outcomes_does_not_deadlock_with_a_verb_on_the_sa
     await gate.open()
     assert [answer.receipt for answer in await flush] == [Receipt.APPLIED, Receipt.APPLIED]
     await task
+    assert writer.lock_timeouts == 0
+
+
+async def test_a_flush_of_several_tenants_locks_all_its_jobs_before_what_they_use_of_limits(
+    queue: Queue, rivals: Rivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog locks expired jobs of all tenants, then the limits: in another order the two would deadlock."""
+    monkeypatch.setattr("headgate.store.settle.SETTLE", SETTLE.replace("$16, 100)", "$16, 60000)"))
+    flush = OutcomeFlush()
+    for one in (queue, Queue(queue.db, tenant="other")):
+        await limit(one, max_running=5)
+        (job_id,) = await one.add()
+        flush.add(await one.tenant_no(), job_id, (await one.claim()).epochs[0], DONE)
+    gate, writer = (
+        await rivals.gate("settle_v1", before="v_from := v_to + 1;\n    END LOOP;\n\n    v_from := 1;"),
+        await rivals.queue(),
+    )
+    await gate.holds(writer)
+    settling = rivals.start(settle(writer.db, flush))
+    await rivals.waiting(writer)
+    assert await queue.db.fetch("SELECT id FROM headgate.jobs FOR UPDATE SKIP LOCKED") == []
+    await gate.open()
+    assert await settling == {}
+    await no_drift(queue.db)
+
+
+@pytest.mark.parametrize("what", ["jobs", "limit_usage"])
+async def test_a_flush_of_mixed_outcomes_locks_the_rows_of_its_tenants_in_their_order(
+    queue: Queue, rivals: Rivals, database: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for a row of the first tenant, it holds none of the second."""
+    monkeypatch.setattr("headgate.store.settle.SETTLE", SETTLE.replace("$16, 100)", "$16, 60000)"))
+    flush, tenants = OutcomeFlush(), []
+    for one in (queue, Queue(queue.db, tenant="other")):
+        await limit(one, max_running=5)
+        done, failed = await one.add(2)
+        epochs = dict(zip((claimed := await one.claim()).ids, claimed.epochs, strict=True))
+        tenants.append(await one.tenant_no())
+        flush.add(tenants[-1], done, epochs[done], DONE)
+        flush.add(tenants[-1], failed, epochs[failed], BOOM)
+    assert tenants == sorted(tenants)
+    writer = await rivals.queue()
+    free = f"SELECT DISTINCT r.tenant_no FROM (SELECT tenant_no FROM headgate.{what} FOR UPDATE SKIP LOCKED) AS r"
+    async with stranger(database, f"SELECT FROM headgate.{what} WHERE tenant_no = $1 FOR UPDATE", tenants[0]):
+        settling = rivals.start(settle(writer.db, flush))
+        await rivals.waiting(writer)
+        assert [row[0] for row in await queue.db.fetch(free)] == [tenants[1]]
+    assert {answer.receipt for answer in (await settling).values()} == {Receipt.APPLIED}
+    await no_drift(queue.db)
 
 
 async def test_a_renewal_in_parts_does_not_deadlock_with_a_verb_on_the_same_jobs(queue: Queue, rivals: Rivals) -> None:
@@ -325,11 +377,11 @@ async def test_a_renewal_does_not_wait_for_a_flush_of_several_tenants(
 ) -> None:
     # The gate is a lock: on a busy machine the flush would give up waiting for it, after a tenth of a second.
     monkeypatch.setattr("headgate.store.settle.SETTLE", SETTLE.replace("$16, 100)", "$16, 60000)"))
-    stranger = Queue(queue.db, tenant="other")
-    (mine,), (theirs,) = await queue.add(), await stranger.add()
+    their_queue = Queue(queue.db, tenant="other")
+    (mine,), (theirs,) = await queue.add(), await their_queue.add()
     await queue.claim()
-    await stranger.claim()
-    ours, others = await queue.tenant_no(), await stranger.tenant_no()
+    await their_queue.claim()
+    ours, others = await queue.tenant_no(), await their_queue.tenant_no()
     gate, writer, renewer = (
         await rivals.gate("settle_v1", before="v_from := v_to + 1;\n    END LOOP;\n\n    v_from := 1;"),
         await rivals.queue(),

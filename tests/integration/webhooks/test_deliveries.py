@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 from headgate.domain.errors import Refused
+from headgate.domain.outcomes import Completed
 from headgate.domain.webhooks import DeliveryState, Verdict
-from headgate.store import audit, retention, webhook_deliveries, webhooks
+from headgate.store import audit, retention, verbs, webhook_deliveries, webhooks
 from headgate.store.connect import Connection
 from headgate.store.database import Database
 from tests.support.queue import Clock
@@ -118,6 +119,8 @@ async def test_endpoints_take_turns(hooks: Hooks, clock: Clock) -> None:
         served.append(one.url)
         await clock.advance(seconds=1)
     assert len(set(served)) == 3
+    await clock.advance(minutes=1)
+    assert len({one.url for one in await hooks.claim(3)}) == 3, "also within one claim"
 
 
 async def test_failing_endpoints_take_turns_when_only_some_of_them_get_a_request(hooks: Hooks, clock: Clock) -> None:
@@ -133,6 +136,21 @@ async def test_failing_endpoints_take_turns_when_only_some_of_them_get_a_request
         served.append(one.url)
         await hooks.record(one, 500, LATER)
     assert len(set(served)) == 3
+
+
+async def test_a_failing_endpoint_that_has_its_request_takes_no_place_of_another(hooks: Hooks, clock: Clock) -> None:
+    for number in range(2):
+        await hooks.create(url=f"http://127.0.0.1:{9000 + number}/")
+    await hooks.complete(6)
+    for one in await hooks.claim(10, per_webhook=1):
+        await hooks.record(one, 500, LATER)
+    (first,) = await hooks.claim(10, failing=1)
+    await clock.advance(seconds=1)
+    for _ in range(2):  # the other one, although it was served last
+        (second,) = await hooks.claim(10, failing=1)
+        assert second.url != first.url
+        await hooks.record(second, 500, LATER)
+        await clock.advance(seconds=1)
 
 
 async def test_an_endpoint_that_has_all_its_requests_takes_no_place_of_another(hooks: Hooks, clock: Clock) -> None:
@@ -217,7 +235,18 @@ async def test_a_disabled_endpoint_refuses_a_test_and_a_resend(hooks: Hooks) -> 
         await webhooks.ping(hooks.db, tenant_no, made.id, who="ana")
 
 
-async def test_a_resend_has_the_same_id_and_begins_the_schedule_again(hooks: Hooks) -> None:
+async def test_the_last_fifty_attempts_of_a_delivery_are_kept(hooks: Hooks, clock: Clock) -> None:
+    await hooks.create()
+    await hooks.complete()
+    for _ in range(52):
+        (one,) = await hooks.claim()
+        await hooks.record(one, 500, LATER)
+        await clock.advance(seconds=5)
+    kept = await hooks.db.fetch("SELECT attempt FROM headgate.webhook_attempts ORDER BY attempt")
+    assert [row[0] for row in kept] == list(range(3, 53))
+
+
+async def test_a_resend_has_the_same_id_and_begins_the_schedule_again(hooks: Hooks, clock: Clock) -> None:
     made = await hooks.create()
     await hooks.complete()
     (one,) = await hooks.claim()
@@ -232,6 +261,12 @@ async def test_a_resend_has_the_same_id_and_begins_the_schedule_again(hooks: Hoo
     assert (again.id, again.attempt, again.tried) == (one.id, 2, 1)
     (entry, *_) = await audit.entries(hooks.db, tenant_no)
     assert (entry.verb, entry.reason) == ("resend_delivery", "fixed")
+    for tried in (1, 2):  # earlier attempts do not count for disabling the endpoint either
+        assert again.tried == tried
+        await clock.advance(days=4)
+        assert await hooks.record(again, 500, LATER) == (True, "")
+        await clock.advance(seconds=5)
+        (again,) = await hooks.claim()
 
 
 async def test_deliveries_are_listed_in_pages_and_by_state(hooks: Hooks) -> None:
@@ -253,6 +288,22 @@ async def test_a_result_is_read_when_it_is_sent_and_only_if_asked_for(hooks: Hoo
     await hooks.complete()
     results = {one.with_result: one.result for one in await hooks.claim()}
     assert results == {True: b'{"ok": true}', False: None}
+
+
+async def test_the_result_of_a_later_run_is_not_sent_with_the_event_of_an_earlier_one(hooks: Hooks) -> None:
+    await hooks.create(include_result=True)
+    (job_id,) = await hooks.complete()
+    await verbs.redrive(hooks.db, await hooks.tenant_no(), [job_id])
+    await hooks.queue.claim()
+    await hooks.queue.settle((job_id, 2, Completed(result=b"again")))
+    assert [one.result for one in sorted(await hooks.claim(), key=lambda one: one.at)] == [None, b"again"]
+
+
+async def test_an_endpoint_that_has_expired_is_sent_nothing_more(hooks: Hooks, clock: Clock) -> None:
+    await hooks.create(ttl=timedelta(minutes=1))
+    await hooks.complete()
+    await clock.advance(minutes=1)
+    assert await hooks.claim() == []
 
 
 # ---------------------------------------------------------------------- retention
@@ -291,6 +342,7 @@ async def test_nothing_is_left_of_a_deleted_or_expired_endpoint(hooks: Hooks, cl
     await clock.advance(minutes=11)
     await _forgotten(hooks.db, chunk=3)
     assert len(await hooks.rows()) == 4
+    assert await hooks.db.fetchval("SELECT count(*) FROM headgate.webhooks") == 3, "an event may be on its way"
     await clock.advance(hours=2)
     await _forgotten(hooks.db)
     assert await hooks.db.fetchval("SELECT count(*) FROM headgate.webhooks") == 1

@@ -132,6 +132,16 @@ async def test_an_endpoint_for_named_jobs_gets_those_that_name_it(hooks: Hooks) 
     assert [row["job_id"] for row in await hooks.rows()] == [named]
 
 
+async def test_a_completion_that_is_sent_again_is_no_second_event(hooks: Hooks) -> None:
+    """In a flush with others, which are events."""
+    await hooks.create()
+    first, second = await hooks.queue.add(2)
+    await hooks.queue.claim(2)
+    await hooks.queue.settle((first, 1, Completed()))
+    await hooks.queue.settle((first, 1, Completed()), (second, 1, Completed()))
+    assert sorted(row["job_id"] for row in await hooks.rows()) == sorted([first, second])
+
+
 async def test_a_redriven_job_that_ends_again_is_another_event(hooks: Hooks) -> None:
     await hooks.create("job.dead", "job.completed")
     dead = await hooks.kill()

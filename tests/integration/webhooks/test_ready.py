@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import timedelta
 from uuid import UUID
 
 from headgate.domain.outcomes import Completed
 from headgate.domain.webhooks import Mode
+from headgate.store import retention
 from tests.support.queue import Clock
 from tests.support.webhooks import Hooks
 
@@ -91,6 +93,26 @@ async def test_fanout_tells_each_endpoint_and_a_group_one_of_its_members_in_turn
         await clock.advance(seconds=30)
         await told(hooks)
     assert chosen in ([group[0].id, group[1].id] * 2, [group[1].id, group[0].id] * 2)
+
+
+async def test_members_of_a_group_share_the_topics_that_are_ready_at_once(hooks: Hooks, clock: Clock) -> None:
+    group = [await hooks.create(READY, mode=Mode.GROUP, group="workers") for _ in range(2)]
+    for topic in ("a", "b", "c", "d"):
+        await hooks.queue.add(1, topic)
+    await clock.advance(seconds=2)
+    events = await told(hooks)
+    assert sorted(topic for _, topic in events) == ["a", "b", "c", "d"]
+    assert Counter(webhook_id for webhook_id, _ in events) == {group[0].id: 2, group[1].id: 2}
+
+
+async def test_what_a_group_was_told_is_forgotten_after_a_week(hooks: Hooks, clock: Clock) -> None:
+    await hooks.create(READY, mode=Mode.GROUP, group="workers")
+    await hooks.queue.add(1)
+    await clock.advance(seconds=2)
+    assert len(await told(hooks)) == 1
+    await clock.advance(days=7)
+    await hooks.db.fetchval(retention.FORGET_DELIVERIES, retention.DELIVERIES_KEPT, 100, 5, 9)
+    assert await hooks.db.fetchval("SELECT count(*) FROM headgate.webhook_ready") == 0
 
 
 async def test_a_hash_group_tells_the_same_member_of_a_topic_each_time(hooks: Hooks, clock: Clock) -> None:
