@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.stack import FOLDER, ready_address
+from bench.stack import FOLDER, poller, ready_address
 from headgate import embedded
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import migrate
@@ -33,6 +33,7 @@ class LoadProcess:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
+                env=os.environ | poller(kind),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench.figures import medians
 from headgate import embedded
+from headgate.cli.grpc_settings import EXPERIMENTS
 from headgate.store import control
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import migrate
@@ -31,6 +32,11 @@ TOPIC = "bench"
 SERVE = ("serve", "--dev", "--port", "0", "--log-level", "WARNING")
 REST = re.compile(r"REST API on (\S+)")
 READY = re.compile(r"headgate \S+ ready on (\S+:\d+)")
+
+
+def poller(role: str) -> dict[str, str]:
+    """The variable that selects how gRPC polls: as in processes of `headgate worker`, or as in any application."""
+    return {} if role.endswith("_default") else {"GRPC_EXPERIMENTS": EXPERIMENTS}
 
 
 def ready_address(server: subprocess.Popen[str]) -> str:
@@ -56,7 +62,8 @@ class Role:
     def __init__(self, *arguments: str, dsn: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.roles", *arguments],
-            env=os.environ | {"HEADGATE_DATABASE_URL": dsn},  # for those that submit in transactions of their own
+            # The database is for those that submit in transactions of their own.
+            env=os.environ | poller(arguments[0]) | {"HEADGATE_DATABASE_URL": dsn},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -12,7 +12,7 @@ import os
 from importlib import metadata
 from typing import Final
 
-_EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
+EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
 _KNOWN_UNTIL: Final = (1, 85)
 """The newest gRPC measured; a later one may reject these names."""
 
@@ -22,4 +22,4 @@ def configure_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     major, minor, *_ = metadata.version("grpcio").split(".")
     if (int(major), int(minor)) <= _KNOWN_UNTIL:
-        os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)
+        os.environ.setdefault("GRPC_EXPERIMENTS", EXPERIMENTS)
