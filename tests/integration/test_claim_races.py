@@ -342,7 +342,8 @@ async def test_nothing_is_lost_or_doubled_when_everything_happens_at_the_same_ti
             ]
             working = asyncio.gather(here, elsewhere)
             # A deadlock, or any other error, of a background verb is seen here, and not as work that never ends.
-            await asyncio.wait((working, *background), return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [working, *background]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 await asyncio.gather(*(verb for verb in background if verb.done()))
             logs = [log for found in await working for log in found]
