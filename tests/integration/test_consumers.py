@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
 from headgate.dispatch.consumers import BETWEEN_CALLS_SECONDS, TTL_SECONDS, VALID_SECONDS, Consumers
@@ -22,7 +23,7 @@ from headgate.store.topics import TopicStore
 from tests.support.dispatch_waits import soon
 from tests.support.dispatch_workers import Worker
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock, Queue
+from tests.support.queue import Clock, Queue, links
 from tests.support.waiting import until_async
 from tests.support.watched_store import Hold
 
@@ -374,3 +375,20 @@ async def test_a_place_of_the_time_ahead_is_free_after_a_step_back_of_the_clock(
     assert await places(db, 1, topic_no, uuid4()) == 0
     await clock.advance(hours=-2)
     assert await places(db, 2, topic_no, uuid4()) == 0
+
+
+async def test_rounds_of_two_instances_at_the_same_moment_follow_each_other(database: str, db: Connection) -> None:
+    topic_no = (await Queue(db).topic()).no
+    await db.execute("UPDATE headgate.topics SET max_consumers = 1")
+    async with links(database, 2) as (first, second):
+        async with first.transaction():
+            assert await places(first, 1, topic_no, uuid4()) == 0, "active"
+            other = asyncio.create_task(places(second, 2, topic_no, uuid4()))
+
+            async def waits() -> bool:
+                found = "SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = $1"
+                return other.done() or bool(await db.fetchval(found, second.get_server_pid()))
+
+            await until_async(waits, "the second round begins")
+        with suppress(asyncpg.LockNotAvailableError):  # it waits for a second at most, and is then tried again
+            assert await other == 1, "the first of those that wait"

@@ -267,6 +267,26 @@ async def test_of_two_outcomes_of_a_job_the_first_counts_also_in_a_flush_that_is
     assert (await stepped.job(job)).state is State.RETRYING
 
 
+async def test_of_two_outcomes_of_a_job_the_first_counts_also_when_a_lock_splits_the_flush(
+    database: str, stepped: Instance
+) -> None:
+    await TopicStore(stepped.store).set_topic(
+        stepped.tenant, "limited", rules={}, limits={"max_running": 5}, actor="test", reason=""
+    )
+    _, (job,), epoch = await holding(stepped, 1)
+    _, (counted,), first = await holding(stepped, 1, "limited")
+    lock = "SELECT FROM headgate.limit_usage WHERE topic_no = $1 FOR UPDATE"
+    async with stranger(database, lock, *await stepped.topic_nos("limited")):
+        told = await write(stepped, [(job, epoch, FAILED), (counted, first, FAILED), (job, epoch, Snooze(delay=HOUR))])
+        assert [answer.receipt for answer in told.values() if isinstance(answer, Settled)] == [
+            Receipt.APPLIED,
+            Receipt.LOCKED,
+            Receipt.STALE,
+        ]
+        assert (await stepped.job(job)).state is State.RETRYING
+    await stepped.reach(2, State.RETRYING)
+
+
 async def test_what_ends_or_comes_back_is_told_to_those_who_wait_for_it(stepped: Instance, db: Connection) -> None:
     ended: list[UUID] = []
     due: list[datetime] = []

@@ -124,3 +124,15 @@ async def test_expired_keys_and_ids_are_forgotten_oldest_first_in_bounded_number
         await submitting.commit()
     assert await left() == (["k2", "k4", "k5"], 0)
     assert await upkeep.forget_expired(queue.db) == 0
+
+
+async def test_an_id_that_was_sent_again_is_remembered_for_an_hour_after_its_last_copy(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    job = queue.job(id=new_id())
+    await queue.submit(job)
+    await clock.advance(minutes=40)
+    await queue.submit(job)
+    await clock.advance(minutes=59, seconds=59, milliseconds=999)
+    assert await upkeep.forget_expired(queue.db) == 0
+    await clock.advance(milliseconds=1)
+    assert await upkeep.forget_expired(queue.db) == 1

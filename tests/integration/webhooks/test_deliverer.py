@@ -131,6 +131,28 @@ async def test_a_record_that_the_database_does_not_take_is_tried_again(
     assert not caplog.records
 
 
+async def test_a_record_that_is_not_taken_does_not_delay_a_stop(
+    hooks: Hooks, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = asyncio.Event()
+
+    class Away:
+        note_ready, claim = hooks.deliveries.note_ready, hooks.deliveries.claim
+
+        async def record(self, delivery: ClaimedDelivery, sent: Sent, verdict: Verdict) -> tuple[bool, str]:
+            del delivery, sent, verdict
+            refused.set()
+            raise StoreUnavailable("away")
+
+    await hooks.create()
+    await hooks.complete()
+    deliverer = WebhookDeliverer(Away(), Remembering(), clock=time.time)
+    async with running(deliverer):
+        await asyncio.wait_for(refused.wait(), 10)
+    assert "webhook_record_failed" in caplog.text
+    assert [row["state"] for row in await hooks.rows()] == [DeliveryState.SENDING], "its lease brings it back"
+
+
 async def test_no_more_requests_than_slots_are_under_way(hooks: Hooks) -> None:
     for number in range(6):
         await hooks.create(url=f"http://127.0.0.1:{9000 + number}/")
