@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -14,15 +16,17 @@ from headgate.cli.http_port import http_lines
 from headgate.cli.top import pages, texts
 from headgate.cli.top.actions import action_of
 from headgate.cli.top.places import LISTS, Place, View, command_of, filtered, jobs_of
-from headgate.cli.top.reading import _bounded_log
+from headgate.cli.top.reading import Completions, Reader, _bounded_log
 from headgate.domain.bulk import DeadGroup
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, Refused, StoreUnavailable
 from headgate.domain.filter_parser import parse
 from headgate.domain.filters import Field, Glob, InvalidFilter
+from headgate.domain.ids import JobId
 from headgate.domain.redaction import Redaction
 from headgate.domain.topic_figures import Rates
 from headgate.ops.profiles import Profile, Profiles, profiles_file, write_profiles
 from headgate.sdk.admin.job_logs import LogLine
+from headgate.sdk.admin.jobs import JobChange
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 TOPICS = Place(view=View.TOPICS)
@@ -161,3 +165,166 @@ def test_a_developer_is_told_that_a_profile_leads_commands_elsewhere(
     assert line.endswith(": export HEADGATE_URL=127.0.0.1:7070")
     monkeypatch.setenv("HEADGATE_URL", "127.0.0.1:7070")
     assert profile_note("127.0.0.1:7070") == []
+
+
+# --- what is read
+
+
+GROUP = DeadGroup(
+    topic="mail",
+    group="0a",
+    title="no user with password=hunter2",
+    count=3,
+    first_at=NOON - timedelta(hours=9),
+    last_at=NOON - timedelta(minutes=14),
+    sample_id=UUID(int=1),
+    sample_error="no user with password=hunter2",
+)
+
+
+class Admin:
+    """Answers what the screen reads."""
+
+    def __init__(self, *groups: DeadGroup, exact: bool = True) -> None:
+        self.groups, self.exact, self.asked = list(groups), exact, 0
+        self.dead = SimpleNamespace(groups=self.dead_groups)
+        self.flow = SimpleNamespace(minute=NOON, completed=0, retried=1, dead=0)
+
+    async def status(self) -> Any:
+        topics = (SimpleNamespace(topic="mail", flows=(self.flow,)),)
+        return status(topics=topics, rates={"mail": Rates()})
+
+    async def failing(self, *, limit: int) -> Any:
+        self.asked += 1
+        return SimpleNamespace(groups=self.groups[:limit])
+
+    async def dead_groups(self, *, limit: int) -> Any:
+        return SimpleNamespace(groups=self.groups[:limit], exact=self.exact)
+
+
+def reader(admin: Admin) -> Reader:
+    return Reader(cast("Any", SimpleNamespace(admin=admin)), Redaction())
+
+
+async def test_what_failed_within_a_quarter_of_an_hour_fails_now_and_its_secrets_are_masked() -> None:
+    old = replace(GROUP, topic="old", last_at=NOON - timedelta(minutes=15))
+    admin = Admin(GROUP, old)
+    one = reader(admin)
+    failing = (await one.read(Place(view=View.DEAD))).failing
+    assert [group.topic for group in failing] == ["mail"]
+    assert "hunter2" not in str(failing)
+    await one.read(Place(view=View.DEAD))
+    assert admin.asked == 1, "not with every read"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+async def test_dead_letters_are_shown_without_secrets_and_with_a_note_if_some_were_not_read(*, exact: bool) -> None:
+    page = (await reader(Admin(GROUP, exact=exact)).read(Place(view=View.DEAD))).page
+    assert len(page.rows) == 1
+    assert "hunter2" not in " ".join(cell.plain for cell in page.rows[0].cells)
+    assert bool(page.note) is not exact
+
+
+def test_completed_jobs_are_counted_between_two_reads_of_the_servers_clock() -> None:
+    def read(seconds: float, **minutes: int) -> Any:
+        flows = [
+            SimpleNamespace(minute=NOON + timedelta(minutes=int(name[1:])), completed=n) for name, n in minutes.items()
+        ]
+        now = NOON + timedelta(seconds=seconds)
+        return status(now=now, topics=(SimpleNamespace(flows=flows),), rates={"mail": Rates(completed=7.5)})
+
+    done = Completions()
+    assert done.since_previous(read(0, m0=100)) == 7.5, "an average, until there are two"
+    assert done.since_previous(read(2, m0=110)) == 5
+    assert done.since_previous(read(2, m0=110)) == 7.5, "the same moment"
+    assert done.since_previous(read(4, m1=6)) == 3, "a minute that is no longer reported is not negative"
+
+
+class Refusing(Admin):
+    """Answers the status, and refuses the rest."""
+
+    def __init__(self, error: HeadgateError) -> None:
+        super().__init__()
+        self._error = error
+        self.schedules = SimpleNamespace(get=self.refuse)
+        self.flow.retried = 0
+
+    async def refuse(self, *_: object) -> None:
+        raise self._error
+
+
+async def test_what_does_not_exist_is_a_note_and_an_absent_server_is_an_error() -> None:
+    place = Place(view=View.SCHEDULE, subject="nightly")
+    found = await reader(Refusing(NotFound("schedule", "nightly"))).read(place)
+    assert "nightly" in found.page.note
+    with pytest.raises(StoreUnavailable):
+        await reader(Refusing(StoreUnavailable("away"))).read(place)
+
+
+# --- actions
+
+
+async def ran(
+    key: str, view: View, item: Any, **of_status: Any
+) -> tuple[str, list[tuple[str, tuple[object, ...], dict[str, object]]], str]:
+    """The question of an action, the calls that it makes, and what it says."""
+    calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+
+    def method(name: str) -> Any:
+        async def call(*args: object, **options: object) -> Any:
+            calls.append((name, args, options))
+            change = JobChange(
+                id=JobId(UUID(int=1)), changed=False, state="completed", code="wrong_state", message="it ended"
+            )
+            return [change] if name.startswith("jobs") else SimpleNamespace(id=UUID(int=2), state="cancelled")
+
+        return call
+
+    admin = SimpleNamespace(
+        pause=method("pause"),
+        resume=method("resume"),
+        **{
+            noun: SimpleNamespace(**{verb: method(f"{noun}.{verb}") for verb in verbs})
+            for noun, verbs in {
+                "jobs": ("redrive", "cancel"),
+                "workers": ("quiet", "resume", "stop"),
+                "schedules": ("pause", "resume", "trigger"),
+                "dead": ("redrive",),
+                "bulk": ("cancel",),
+            }.items()
+        },
+    )
+    action = action_of(key, Place(view=view), item, status(**of_status))
+    assert action is not None
+    said = await action.run(cast("Any", SimpleNamespace(admin=admin)), "because")
+    return action.question, calls, said
+
+
+@pytest.mark.parametrize(
+    ("key", "view", "item", "call"),
+    [
+        ("p", View.TOPICS, SimpleNamespace(topic="mail"), ("pause", (), {"topic": "mail"})),
+        ("p", View.TOPICS, SimpleNamespace(topic="halted"), ("resume", (), {"topic": "halted"})),
+        ("p", View.WORKERS, SimpleNamespace(worker="w", quiet=False), ("workers.quiet", ("w",), {})),
+        ("p", View.WORKERS, SimpleNamespace(worker="w", quiet=True), ("workers.resume", ("w",), {})),
+        ("s", View.WORKERS, SimpleNamespace(worker="w", quiet=True), ("workers.stop", ("w",), {})),
+        ("p", View.SCHEDULES, SimpleNamespace(name="n", paused=False), ("schedules.pause", ("n",), {})),
+        ("p", View.SCHEDULE, SimpleNamespace(name="n", paused=True), ("schedules.resume", ("n",), {})),
+        ("r", View.SCHEDULES, SimpleNamespace(name="n", topic="t"), ("schedules.trigger", ("n",), {})),
+        ("r", View.DEAD, GROUP, ("dead.redrive", ("mail",), {"group": "0a"})),
+        ("c", View.OPERATIONS, SimpleNamespace(id=UUID(int=2)), ("bulk.cancel", (UUID(int=2),), {})),
+    ],
+)
+async def test_a_key_does_one_thing_to_what_is_selected_with_the_reason(
+    key: str, view: View, item: Any, call: tuple[str, tuple[object, ...], dict[str, object]]
+) -> None:
+    _, calls, _ = await ran(key, view, item, paused=(SimpleNamespace(target="topic halted"),))
+    name, args, options = call
+    assert calls == [(name, args, {**options, "reason": "because"})]
+
+
+@pytest.mark.parametrize("key", ["r", "c"])
+async def test_a_verb_that_a_job_refuses_is_an_error(key: str) -> None:
+    job = SimpleNamespace(id=JobId(UUID(int=1)), topic="mail", state="running")
+    with pytest.raises(Refused, match="it ended"):
+        await ran(key, View.JOBS, job)

@@ -122,3 +122,5 @@ def test_an_operator_chooses_ports() -> None:
     assert rules.target("https://example.com:9005/").port == 9005
     with pytest.raises(InvalidInput, match="443, 9000-9010"):
         rules.target("https://example.com:8443/")
+    with pytest.raises(InvalidInput, match="permitted: 443 "):
+        EgressRules.of(ports="443", dev=True).target("http://127.0.0.1:9005/")

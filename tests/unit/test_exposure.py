@@ -97,5 +97,6 @@ def test_a_file_of_roots_may_be_readable_by_the_group_of_a_server_that_is_not_ro
     assert not of(0, 0o440)
     assert not of(0, 0o640)
     assert of(0, 0o660)
+    assert of(0, 0o650)
     assert of(0, 0o644)
     assert of(1000, 0o440)

@@ -16,7 +16,7 @@ from headgate.domain.histogram import ROWS, STATEMENT_SECONDS, Histogram
 from headgate.domain.queue_state import QueueState, TableRows
 from headgate.domain.states import OutcomeKind, State
 from headgate.domain.tallies import OTHER, Tallies
-from headgate.ops.metric_names import METRICS, Kind, table
+from headgate.ops.metric_names import METRICS, PICKUP, RUN, Kind, table
 from headgate.ops.metric_siblings import Siblings
 from headgate.ops.metrics import READING_SECONDS, Metrics, Sources
 from tests.support.dispatch_waits import ManualClock
@@ -106,6 +106,20 @@ async def test_all_values_of_a_process_are_shown_with_its_number() -> None:
     assert "version" in dict(next(iter(found["headgate_build_info"])))
 
 
+async def test_times_that_jobs_wait_and_run_are_shown_in_seconds() -> None:
+    source = Source()
+    source.tallies.claimed([1], [1_000_000], 3_500_000)
+    source.tallies.settled([(0, 1, 10.0)], OutcomeKind.COMPLETED, 14.0)
+    found = values((await Metrics(source.sources).page(""))[0])
+    of = {"topic": "mail", "process": "1"}
+    for name, seconds in ((PICKUP.name, 2.5), (RUN.name, 4.0)):
+        assert found[f"{name}_sum"][key(**of)] == pytest.approx(seconds)
+        buckets = {
+            float(dict(labels)["le"]): n for labels, n in found[f"{name}_bucket"].items() if of.items() <= labels
+        }
+        assert (buckets[2.0], buckets[5.0], buckets[float("inf")]) == (0, 1, 1)
+
+
 async def test_openmetrics_is_served_on_request() -> None:
     text, content_type = await Metrics(Source().sources).page("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
@@ -184,6 +198,22 @@ async def test_whichever_process_is_scraped_answers_for_all_of_its_port(tmp_path
     await one.stop()
     await two.stop()
     assert not list(tmp_path.glob("[12].sock"))
+
+
+async def test_other_processes_answer_a_tenant_with_its_own_topics_only(tmp_path: Path) -> None:
+    source = Source()
+    source.tallies.submitted([1, 3])
+    pair = [
+        Siblings(tmp_path, process=number, processes=2, samples=Metrics(source.sources, process=number).of_process)
+        for number in (1, 2)
+    ]
+    (tmp_path / "1.sock").write_text("left by a killed process")
+    for one in pair:
+        await one.start()
+    ((_, labels, count),) = (await pair[1].others("b"))[0]["headgate_jobs_submitted"]
+    assert (labels, count) == ({"topic": "mail", "process": "1"}, 1)
+    for one in pair:
+        await one.stop()
 
 
 async def test_names_follow_the_rules_of_prometheus_and_every_metric_is_filled() -> None:

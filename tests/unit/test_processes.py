@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import signal
 import socket
+import warnings
+from collections.abc import Coroutine
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headgate.cli.serve_process import options_of
 from headgate.cli.supervisor_commands import start_message
 from headgate.domain.errors import InvalidSetting
+from headgate.ops import child, supervisor
 from headgate.ops.balance import surplus
-from headgate.ops.port import ReservedPort
-from headgate.ops.supervisor import PROCESSES_MAX, check_processes
+from headgate.ops.child import END_SECONDS, Parent
+from headgate.ops.port import ReservedPort, listening_sockets
+from headgate.ops.supervisor import (
+    FIRST_DELAY,
+    LONGEST_DELAY,
+    PROCESSES_MAX,
+    STEADY_SECONDS,
+    ProcessSupervisor,
+    check_processes,
+)
 from headgate.server import ServerOptions
 
 LOG_OPTIONS = {"log_level": "INFO", "log_format": "json"}
@@ -91,6 +105,28 @@ def test_a_name_for_several_addresses_gets_one_number() -> None:
         reserved.close()
 
 
+def test_every_address_of_a_name_gets_the_same_number_or_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ["127.0.0.1", "127.0.0.2"]
+    kind = (socket.SOCK_STREAM, 6, "")
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, *kind, (host, 0)) for host in addresses]
+    )
+    both = listening_sockets("both", 0, shared=False)
+    ((_, number), (_, other)) = (one.getsockname() for one in both)
+    assert number == other
+    with socket.socket() as holder, warnings.catch_warnings():
+        warnings.simplefilter("error")  # a socket that is left open
+        for one in both:
+            one.close()
+        holder.bind(("127.0.0.2", number))
+        holder.listen()
+        with pytest.raises(InvalidSetting, match=f"cannot listen on both:{number}"):
+            listening_sockets("both", number, shared=False)
+        addresses.pop()
+        for one in listening_sockets("both", number, shared=False):
+            one.close()
+
+
 def test_an_address_that_is_not_ours_or_no_address_is_refused() -> None:
     for host in ("192.0.2.1", "no such host"):
         with pytest.raises(InvalidSetting, match="--port"):
@@ -132,3 +168,61 @@ def test_moving_sessions_comes_to_an_end() -> None:
         else:
             raise AssertionError(f"{processes} processes: {sessions} after many rounds")
         assert sum(sessions.values()) == 200
+
+
+# --- what the parent does when children die, and what a child reads from its parent
+
+
+async def test_waits_before_a_restart_grow_to_half_a_minute_and_begin_again_after_a_steady_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = ProcessSupervisor(["true"], lambda _: {}, number=1, grace=0)
+    parent._ready.set()
+    now, pauses = 0.0, list[float]()
+
+    async def dies(_: object) -> int:
+        nonlocal now
+        now += STEADY_SECONDS + 0.001 if len(pauses) == 10 else 0.1
+        return 1
+
+    async def paused(waiting: Coroutine[object, object, object], seconds: float) -> None:
+        waiting.close()
+        pauses.append(seconds)
+        if len(pauses) == 11:
+            parent._stopping.set()
+        raise TimeoutError
+
+    monkeypatch.setattr(parent, "_run_child", dies)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(supervisor, "asyncio", SimpleNamespace(wait_for=paused))
+    await parent._supervise(parent._children[0])
+    expected = [min(LONGEST_DELAY, FIRST_DELAY * 2**n) for n in range(10)] + [FIRST_DELAY]
+    assert pauses == [pytest.approx(delay, rel=0.25) for delay in expected]
+
+
+async def test_a_child_reads_messages_that_arrive_in_parts_and_ends_when_its_parent_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [
+        b'{"type": "lis',
+        b'ten"}\n{"type": "move_sessions", "count": 3}\n{"type"',
+        b': "move_sessions", "count": 4}\n',
+        b"",
+    ]
+    done: list[object] = []
+    system = SimpleNamespace(
+        read=lambda fd, most: parts.pop(0),
+        kill=lambda pid, number: done.append(number),
+        getpid=lambda: 1,
+        _exit=lambda code: done.append(code),
+    )
+    monkeypatch.setattr(child, "os", system)
+    monkeypatch.setattr(child, "time", SimpleNamespace(sleep=done.append))
+    moved: list[int] = []
+    parent = Parent.__new__(Parent)
+    parent._loop, parent._listen, parent._on_move = asyncio.get_running_loop(), asyncio.Event(), moved.append
+    parent._read(7.0)
+    await asyncio.wait_for(parent._listen.wait(), 10)
+    await asyncio.sleep(0)
+    assert moved == [3, 4]
+    assert done == [signal.SIGTERM, 7.0 + END_SECONDS, 1], "it must end even if its event loop hangs"

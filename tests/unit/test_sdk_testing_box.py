@@ -22,6 +22,7 @@ from headgate import (
     ResultTimeout,
     RetryPolicy,
     Snooze,
+    Unique,
     this_job,
 )
 from headgate.testing import Box, NotDrained, OutsideBox
@@ -137,6 +138,121 @@ async def test_a_batch_that_is_never_sealed_expires(app: Headgate) -> None:
         assert box.now == START + timedelta(days=1)
 
 
+async def test_an_idempotency_key_is_free_from_the_end_of_its_window_on(app: Headgate) -> None:
+    @app.job("mail")
+    async def mail() -> None: ...
+
+    once = mail.with_options(key="a", key_window=timedelta(hours=1))
+    with app.testing(now=START) as box:
+        first = await once.submit()
+        box.advance(timedelta(minutes=59, seconds=59))
+        assert (await once.submit()).id == first.id
+        box.advance(1)
+        assert (await once.submit()).id != first.id
+
+
+async def test_a_debounced_job_runs_at_the_latest_so_long_after_its_first_submit(app: Headgate) -> None:
+    @app.job("index")
+    async def index() -> None: ...
+
+    late = Unique(key="a", on_conflict="reschedule", debounce_max=timedelta(minutes=10))
+    with app.testing(now=START) as box:
+        first = await index.with_options(unique=late, delay=300).submit()
+        box.advance(240)
+        await index.with_options(unique=late, delay=300).submit()
+        assert box.job(first).run_at == START + timedelta(minutes=9)
+        box.advance(240)
+        await index.with_options(unique=late, delay=300).submit()
+        assert box.job(first).run_at == START + timedelta(minutes=10)
+
+
+async def test_a_replaced_job_begins_with_all_its_attempts_and_a_running_one_is_left_as_it_is(app: Headgate) -> None:
+    newest = Unique(key="a", on_conflict="replace")
+
+    @app.job("index", max_attempts=3, retry=RetryPolicy.explicit(timedelta(hours=1)))
+    async def index(text: str) -> str:
+        if text == "replaces itself":
+            await index.with_options(unique=newest).submit("too late")
+            return text
+        raise ValueError(text)
+
+    with app.testing(now=START) as box:
+        handle = await index.with_options(unique=newest).submit("old")
+        await box.drain(until=0)
+        assert (box.job(handle).attempt, box.job(handle).state) == (1, "retrying")
+        await index.with_options(unique=newest).submit("replaces itself")
+        assert box.job(handle).attempt == 0
+        await box.drain(until=0)
+        assert await handle.result() == "replaces itself"
+        assert len(box.submitted) == 1
+
+
+async def test_a_deadline_that_has_come_is_over_and_a_redrive_after_it_has_none(app: Headgate) -> None:
+    @app.job("mail", max_attempts=1)
+    async def mail() -> None: ...
+
+    with app.testing(now=START) as box:
+        handle = await mail.with_options(deadline=timedelta(seconds=60)).submit()
+        box.advance(60)
+        await box.drain()
+        assert box.job(handle).state == "dead"
+        await app.admin.jobs.redrive(handle.id)
+        await box.drain()
+        assert box.job(handle).state == "completed"
+
+
+async def test_a_redrive_is_refused_while_another_job_has_the_unique_key(app: Headgate) -> None:
+    @app.job("index")
+    async def index() -> None: ...
+
+    once = index.with_options(unique="a")
+    with app.testing(now=START) as box:
+        first = await once.submit()
+        await box.drain()
+        await once.submit()
+        (change,) = await app.admin.jobs.redrive(first.id)
+        assert (change.changed, change.code) == (False, "unique_taken")
+        assert box.job(first).state == "completed"
+
+
+async def test_the_clock_does_not_go_back_with_an_until_in_the_past(app: Headgate) -> None:
+    with app.testing(now=START) as box:
+        await box.drain(until=START - timedelta(hours=1))
+        assert box.now == START
+
+
+async def test_a_drain_can_follow_one_that_failed(app: Headgate) -> None:
+    @app.job("mail")
+    async def mail() -> None: ...
+
+    with app.testing(now=START) as box:
+        await mail.submit()
+        with pytest.raises(NotDrained):
+            await box.drain(until=lambda: False)
+        assert (await box.drain()).runs == ()
+
+
+async def test_a_drain_that_is_cancelled_stops_the_handlers_that_it_runs(app: Headgate) -> None:
+    began, stopped = asyncio.Event(), asyncio.Event()
+
+    @app.job("mail")
+    async def mail() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    with app.testing(now=START) as box:
+        await mail.submit()
+        draining = asyncio.create_task(box.drain())
+        await asyncio.wait_for(began.wait(), 10)
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        assert stopped.is_set()
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +359,23 @@ async def test_a_plain_handler_is_asked_to_stop_by_its_time_limit(app: Headgate)
         handle = await slow.submit()
         await box.drain()
         assert (await handle.info()).last_error.startswith("TimeLimitExceeded: ")
+
+
+async def test_a_plain_handler_that_does_not_stop_in_time_has_failed_whatever_it_returns(
+    app: Headgate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.sdk.testing.attempts.UNWIND_SECONDS", 0.0)
+
+    @app.job("slow", time_limit=0.01, max_attempts=1)
+    def slow(*, job: Job = this_job) -> str:
+        job.cancelled.wait(30)
+        threading.Event().wait(0.02)
+        return "too late"
+
+    with app.testing() as box:
+        handle = await slow.submit()
+        await box.drain()
+        assert (await handle.info()).state == "dead"
 
 
 # --- nothing leaves the box ------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 from headgate.cli import REFUSING, main
 from headgate.domain.errors import InvalidInput, InvalidSetting
 from headgate.domain.redaction import DEFAULT_NAMES
-from headgate.ops.configuration import Configuration, Origin, read_configuration, unknown_variables
-from headgate.ops.setting import Kind
+from headgate.ops.configuration import Configuration, Origin, parsed, read_configuration, unknown_variables
+from headgate.ops.setting import Kind, Setting
 from headgate.ops.settings import BY_NAME, SECTIONS, SETTINGS
 from headgate.server import ServerOptions
 from tests.support.configuration_page import PAGE, page
@@ -178,7 +178,13 @@ def test_a_file_that_is_no_toml_is_refused(text: bytes, says: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "text", ['[client]\ntoken = "s3cret"\n', '[database]\nurl = "postgresql://ann:s3cret@db/queue"\n']
+    "text",
+    [
+        '[client]\ntoken = "s3cret"\n',
+        '[database]\nurl = "postgresql://ann:s3cret@db/queue"\n',
+        '[database]\nurl = "postgresql://db/queue?user=ann&password=s3cret"\n',
+        '[server]\nport = 7001\n[database]\ndirect_url = "postgresql://ann:s3cret@db/queue"\n',
+    ],
 )
 def test_a_file_with_secrets_that_others_can_read_is_refused_with_the_command_to_run(text: str, tmp_path: Path) -> None:
     path = file(tmp_path, text)
@@ -230,6 +236,43 @@ def test_a_misspelt_port_is_not_taken_for_a_variable_of_kubernetes() -> None:
     (error,) = unknown_variables({"HEADGATE_HTTPS_PORT": "7071"})
     assert "HEADGATE_HTTP_PORT" in error.hint
     assert len(unknown_variables({"HEADGATE_PORT_GRPC": "7071"})) == 1
+
+
+@pytest.mark.parametrize("setting", [one for one in SETTINGS if one.low is not None], ids=lambda one: one.name)
+def test_both_bounds_of_a_setting_are_values_of_it_and_what_is_beyond_is_refused(setting: Setting) -> None:
+    assert setting.low is not None
+    assert setting.high is not None
+    for bound in (setting.low, setting.high):
+        text = "x" * int(bound) if setting.kind is Kind.TEXT and isinstance(bound, int) else setting.text_of(bound)
+        if text:
+            value = parsed(setting, text, field="it")
+            assert (len(str(value)) if setting.kind is Kind.TEXT else value) == bound
+    beyond = setting.high + (1 if isinstance(setting.high, int) else timedelta(seconds=1))  # type: ignore[operator]
+    text = "x" * int(beyond) if setting.kind is Kind.TEXT and isinstance(beyond, int) else setting.text_of(beyond)
+    with pytest.raises(InvalidInput):
+        parsed(setting, text, field="it")
+
+
+def test_a_value_that_only_a_server_can_judge_is_named_by_its_line_or_variable(tmp_path: Path) -> None:
+    file(tmp_path, '[server]\nwebhook_allow = ["everything"]\n')
+    error = InvalidSetting("--webhook-allow", "is not a network")
+    assert read(tmp_path).located(error).field.endswith("headgate.toml:2: server.webhook_allow")
+    assert read(environ={"HEADGATE_WEBHOOK_ALLOW": "x"}).located(error).field == "HEADGATE_WEBHOOK_ALLOW"
+    assert read(webhook_allow="x").located(error) is error
+
+
+def test_an_application_that_a_command_loads_gets_the_address_and_the_secret_keys_of_the_command(
+    tmp_path: Path,
+) -> None:
+    file(tmp_path, '[client]\nurl = "queue:7070"\ntoken = "t"\n[payload]\nredact = ["card", "iban"]\n')
+    found = read(tmp_path).client_environment()
+    assert (found["HEADGATE_URL"], found["HEADGATE_TOKEN"]) == ("queue:7070", "t")
+    assert found["HEADGATE_REDACT"] == "card,iban"
+
+
+def test_polling_alone_means_no_notifications() -> None:
+    assert read().server_options()["notifications"] is True
+    assert read(environ={"HEADGATE_POLL_ONLY": "true"}).server_options()["notifications"] is False
 
 
 @pytest.mark.parametrize("kind", list(Kind))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,3 +98,25 @@ def test_a_server_that_cannot_start_shows_its_log() -> None:
     with pytest.raises(LocalServerFailed, match=r"(?s)the server for tests ended:.*error: ") as failed:
         LocalServer("postgresql://nobody@127.0.0.1:1/none")
     assert "Traceback" not in str(failed.value)
+
+
+def test_a_server_for_tests_has_no_settings_of_the_user_and_no_tenant_of_another_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environs: list[Mapping[str, str]] = []
+
+    def started(_: object, *, env: Mapping[str, str], **__: object) -> Any:
+        environs.append(env)
+        ready = io.StringIO(json.dumps({"url": "127.0.0.1:1", "database_url": "postgresql://one"}))
+        return SimpleNamespace(stdin=io.StringIO(), stdout=ready, wait=lambda *_: 0)
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    for name in ("HEADGATE_DATABASE_URL", "HEADGATE_LEASE", "https_proxy", "HEADGATE_POSTGRES_BIN", "LANG"):
+        monkeypatch.setenv(name, "of the user")
+    with LocalServer() as one, LocalServer("postgresql://given") as two:
+        tenants = [one.new_tenant(), one.new_tenant(), two.new_tenant()]
+    assert len(set(tenants)) == 3
+    for environ, url in zip(environs, (None, "postgresql://given"), strict=True):
+        assert environ.get("HEADGATE_DATABASE_URL") == url
+        assert environ["HEADGATE_POSTGRES_BIN"] == environ["LANG"] == "of the user"
+        assert not environ.keys() & {"HEADGATE_LEASE", "https_proxy"}

@@ -41,6 +41,8 @@ async def test_a_first_start_makes_a_database_that_answers(begin: Callable[..., 
     assert await ask(cluster.dsn(), "SHOW server_version") == cluster.version
     assert await ask(cluster.dsn(), "SHOW server_encoding") == "UTF8"
     assert await ask(cluster.dsn(), "SHOW data_checksums") == "on"
+    for secret in ("password", "postgres.log"):
+        assert (cluster.data / secret).stat().st_mode & 0o777 == 0o600
     await ask(cluster.dsn(), 'CREATE DATABASE "odd name/?&"')
     assert await ask(cluster.dsn("odd name/?&"), "SELECT current_database()::text") == "odd name/?&"
 

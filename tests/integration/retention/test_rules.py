@@ -11,7 +11,7 @@ from headgate.domain.ids import JobId
 from headgate.domain.outcomes import Completed
 from headgate.domain.retention import RetentionRules
 from headgate.domain.states import State
-from headgate.store import retention, topics
+from headgate.store import audit, retention, topics
 from headgate.store.partitions import ensure_partitions
 from tests.integration.retention.finishing import DAY, DIES, START, all_passes, counts_agree, end, known, later
 from tests.support.queue import Clock, Queue
@@ -109,3 +109,31 @@ async def test_status_says_what_is_kept_and_how_far_behind_the_removal_is(queue:
     await all_passes(queue.db)
     status = await retention.status(queue.db)
     assert (status.days_waiting, status.oldest_waiting) == (0, None)
+
+
+async def test_other_history_is_kept_for_its_own_time_and_no_longer(queue: Queue, clock: Clock) -> None:
+    db, start = queue.db, clock.now
+    await audit.record(db, 0, actor="ana", verb="pause", target="everything")
+    await db.execute(
+        "INSERT INTO headgate.instances (name, version, seen_at) VALUES ('other', '0', headgate.clock_v1())"
+    )
+    for seconds in (60, 300, 3_600):
+        await db.execute("INSERT INTO headgate.flow_buckets VALUES (1, 1, $1, headgate.clock_v1())", seconds)
+        await db.execute(
+            "INSERT INTO headgate.latency_buckets VALUES (1, 1, $1, headgate.clock_v1(), '{}', '{}')", seconds
+        )
+    left = """
+        SELECT (SELECT array_agg(seconds ORDER BY seconds) FROM headgate.flow_buckets WHERE topic_no = 1),
+               (SELECT array_agg(seconds ORDER BY seconds) FROM headgate.latency_buckets WHERE topic_no = 1),
+               (SELECT count(*) FROM headgate.instances WHERE name = 'other'),
+               (SELECT count(*) FROM headgate.audit WHERE verb = 'pause')"""
+    buckets, kept = [60, 300, 3_600], [1, 1]
+    for days, is_over in ((2, "minutes"), (8, "five minutes"), (30, "hours, and servers"), (365, "the audit")):
+        await clock.set(start + days * DAY)
+        await retention.run_pass(db)
+        assert list(await db.fetchrow(left) or ()) == [buckets or None, buckets or None, *kept], "not yet"
+        await clock.advance(microseconds=1)
+        buckets = buckets[1:]
+        kept = [int(days < 30), int(days < 365)]
+        await retention.run_pass(db)
+        assert list(await db.fetchrow(left) or ()) == [buckets or None, buckets or None, *kept], is_over

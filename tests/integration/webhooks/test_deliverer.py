@@ -131,9 +131,7 @@ async def test_a_record_that_the_database_does_not_take_is_tried_again(
     assert not caplog.records
 
 
-async def test_a_record_that_is_not_taken_does_not_delay_a_stop(
-    hooks: Hooks, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_record_that_is_not_taken_does_not_delay_a_stop(hooks: Hooks, caplog: pytest.LogCaptureFixture) -> None:
     refused = asyncio.Event()
 
     class Away:
@@ -151,6 +149,73 @@ async def test_a_record_that_is_not_taken_does_not_delay_a_stop(
         await asyncio.wait_for(refused.wait(), 10)
     assert "webhook_record_failed" in caplog.text
     assert [row["state"] for row in await hooks.rows()] == [DeliveryState.SENDING], "its lease brings it back"
+
+
+async def test_a_claim_that_the_database_refuses_is_logged_and_the_next_wake_claims_again(
+    hooks: Hooks, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = [StoreUnavailable("away")]
+
+    class Flaky:
+        record, note_ready = hooks.deliveries.record, hooks.deliveries.note_ready
+
+        async def claim(self, **bounds: int) -> Sequence[ClaimedDelivery]:
+            if refusals:
+                raise refusals.pop()
+            return await hooks.deliveries.claim(**bounds)
+
+    await hooks.create()
+    await hooks.complete()
+    receivers = Remembering()
+    async with running(WebhookDeliverer(Flaky(), receivers, clock=time.time)) as deliverer:
+        await soon(lambda: "webhook_claim_failed" in caplog.text, "the refusal is logged")
+        deliverer.wake()
+        await soon(lambda: receivers.posted, "it is sent")
+
+
+async def test_endpoints_that_fail_have_half_of_the_slots_and_those_that_are_under_way_count(hooks: Hooks) -> None:
+    answer = asyncio.Event()
+    posted: list[str] = []
+
+    class Slow:
+        async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Sent:
+            del headers, body
+            posted.append(url)
+            await answer.wait()
+            return Sent(status=200)
+
+    for number in range(3):
+        await hooks.create(url=f"http://127.0.0.1:{9000 + number}/")
+    await hooks.complete(2)
+    await hooks.db.execute("UPDATE headgate.webhooks SET failing_since = headgate.clock_v1()")
+    deliverer = WebhookDeliverer(hooks.deliveries, Slow(), slots=4, clock=time.time)
+    assert await deliverer.run_once() == 2
+    assert await deliverer.run_once() == 0, "the third endpoint fails as well"
+    answer.set()
+    await deliverer.finished()
+    assert len(set(posted)) == 2
+
+
+async def test_a_cancelled_deliverer_leaves_no_request_behind(hooks: Hooks) -> None:
+    asked, cut = asyncio.Event(), asyncio.Event()
+
+    class Endless:
+        async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Sent:
+            del url, headers, body
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cut.set()
+            raise AssertionError
+
+    await hooks.create()
+    await hooks.complete()
+    task = asyncio.create_task(WebhookDeliverer(hooks.deliveries, Endless(), clock=time.time).run())
+    await asyncio.wait_for(asked.wait(), 10)
+    task.cancel()
+    await asyncio.wait((task,))
+    await asyncio.wait_for(cut.wait(), 10)
 
 
 async def test_no_more_requests_than_slots_are_under_way(hooks: Hooks) -> None:

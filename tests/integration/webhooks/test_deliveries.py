@@ -331,6 +331,39 @@ async def test_deliveries_and_their_attempts_are_removed_after_a_week(hooks: Hoo
     assert await hooks.db.fetchval("SELECT count(*) FROM headgate.webhook_attempts") == 0
 
 
+async def test_what_waits_for_a_disabled_endpoint_is_kept_for_a_week_and_sent_when_it_is_enabled(
+    hooks: Hooks, clock: Clock
+) -> None:
+    made = await hooks.create()
+    await hooks.complete(2)
+    await hooks.update(made.id, enabled=False)
+    await clock.advance(days=6, hours=23)
+    await _forgotten(hooks.db)
+    assert await hooks.claim() == [], "it is disabled"
+    await hooks.update(made.id, enabled=True)
+    first, second = await hooks.claim()
+    await hooks.record(first, 200, DELIVERED)
+    await hooks.update(made.id, enabled=False)
+    await clock.advance(days=7)
+    await _forgotten(hooks.db)
+    assert await hooks.rows() == []
+    del second
+
+
+async def test_an_endpoint_that_is_enabled_again_or_gets_another_url_does_not_count_as_failing(hooks: Hooks) -> None:
+    made = await hooks.create()
+    await hooks.complete(3)
+    for changes in ({"url": "http://127.0.0.1:8/hook"}, {"enabled": False}):
+        (one,) = await hooks.claim(1)
+        await hooks.record(one, 500, LATER)
+        assert (await hooks.get(made.id)).failing_since is not None
+        await hooks.update(made.id, description="still fails")
+        assert (await hooks.get(made.id)).failing_since is not None
+        await hooks.update(made.id, **changes)
+        await hooks.update(made.id, enabled=True)
+        assert (await hooks.get(made.id)).failing_since is None
+
+
 async def test_nothing_is_left_of_a_deleted_or_expired_endpoint(hooks: Hooks, clock: Clock) -> None:
     deleted = await hooks.create()
     expired = await hooks.create(ttl=timedelta(minutes=10))
@@ -339,6 +372,7 @@ async def test_nothing_is_left_of_a_deleted_or_expired_endpoint(hooks: Hooks, cl
     for one in await hooks.claim(12):
         await hooks.record(one, 500, LATER)
     await webhooks.delete(hooks.db, await hooks.tenant_no(), deleted.id, who="ana", reason="")
+    assert await hooks.db.fetchval("SELECT count(*) FROM headgate.webhook_secrets") == 2, "its secret goes at once"
     await clock.advance(minutes=11)
     await _forgotten(hooks.db, chunk=3)
     assert len(await hooks.rows()) == 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +17,8 @@ from headgate.domain.webhooks import Event
 from headgate.store import audit, verbs, webhooks
 from headgate.store.connect import Connection
 from headgate.store.database import Database
-from tests.support.queue import Clock, Queue, new_id
+from tests.support.queue import Clock, Queue, links, new_id
+from tests.support.waiting import until_async
 from tests.support.webhooks import SECRET, Hooks
 
 
@@ -241,6 +244,49 @@ async def test_a_tenant_has_a_bounded_number_of_endpoints(hooks: Hooks) -> None:
     )
     with pytest.raises(QuotaExceeded, match="has 100 of 100"):
         await hooks.create()
+
+
+async def _after_the_first(
+    hooks: Hooks, database: str, change: Callable[[Connection], Coroutine[Any, Any, object]]
+) -> BaseException | object:
+    """Make a change twice at the same moment; what became of the second one."""
+    async with links(database, 2) as (one, two):
+        async with one.transaction():
+            await change(one)
+            second = asyncio.create_task(change(two))
+
+            async def waits() -> bool:
+                found = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
+                return second.done() or bool(await hooks.db.fetchval(found, two.get_server_pid()))
+
+            await until_async(waits, "the second one waits")
+        (answer,) = await asyncio.gather(second, return_exceptions=True)
+        return answer
+
+
+async def test_two_creates_at_the_same_moment_do_not_exceed_the_quota(hooks: Hooks, database: str) -> None:
+    tenant_no, spec = await hooks.tenant_no(), (await hooks.create()).spec
+    await hooks.db.execute("UPDATE headgate.tenants SET max_webhooks = 2 WHERE tenant_no = $1", tenant_no)
+
+    async def create(db: Connection) -> object:
+        return await webhooks.create(db, tenant_no, new_id(), spec, secret=SECRET, who="ana")
+
+    assert isinstance(await _after_the_first(hooks, database, create), QuotaExceeded)
+
+
+async def test_of_two_updates_of_one_version_at_the_same_moment_the_second_is_refused(
+    hooks: Hooks, database: str
+) -> None:
+    tenant_no, made = await hooks.tenant_no(), await hooks.create()
+    words = iter(("first", "second"))
+
+    async def update(db: Connection) -> object:
+        changes = {"description": next(words)}
+        return await webhooks.update(db, tenant_no, made.id, changes, expected=1, who="ana", reason="")
+
+    assert isinstance(await _after_the_first(hooks, database, update), VersionConflict)
+    found = await hooks.get(made.id)
+    assert (found.spec.description, found.version) == ("first", 2)
 
 
 async def test_readers_of_the_database_cannot_see_secrets(db: Connection) -> None:
