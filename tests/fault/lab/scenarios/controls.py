@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
+from uuid import UUID
 
 from tests.fault.lab.load import WEIGHTS
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.steps import eventually, look, noted
+from tests.fault.lab.steps import completed, eventually, look, noted
 from tests.support.epochs import claims
 
 RUNNING: Final = """
@@ -130,3 +131,39 @@ async def workers_die_with_jobs_in_their_hands(world: World) -> None:
     for name in ("w1", "w2"):
         await world.restart(name)
     # No wait for the expiry: where a bug keeps it from happening, the checker is to say so.
+
+
+GIVEN: Final = 8
+"""So many leases must have run out without a renewal."""
+
+
+@scenario(
+    "C7", "jobs claimed for frozen workers", world={"rate": 10, "weights": {"pause": 0}}, drain=timedelta(seconds=25)
+)
+async def frozen_workers_are_given_jobs(world: World) -> None:
+    """No beat renews these leases: each ends at the time that its claim set, and others run the job from then on.
+
+    A worker that runs a job is renewed once more after its last beat, by which its lease is longer than it ever heard.
+    """
+    given = 0
+    for round_ in range(6):
+        frozen = sorted(world.workers)[2 * (round_ % 2) : 2 * (round_ % 2) + 2]
+        for name in frozen:
+            await world.freeze(name)
+        await asyncio.sleep(world.lease / 4)  # by the time half a lease has passed, they will have missed a beat
+        jobs = [
+            job for name in world.tenants for job in await world.load.submit_many(world.load.tenant(name), "slow", 20)
+        ]
+
+        async def all_claimed(jobs: Sequence[UUID] = jobs, frozen: Sequence[str] = frozen) -> bool:
+            return all(job.state.is_final or _of(frozen, job.worker) for job in await look(world, jobs))
+
+        await eventually(all_claimed, "all jobs have ended, or are at the frozen workers")
+        given += sum(not job.state.is_final for job in await look(world, jobs))
+        await completed(world, jobs)
+        for name in frozen:
+            await world.thaw(name)
+        await _heard_of(world, frozen)
+        if round_ and given >= GIVEN:
+            break
+    assert given >= GIVEN, f"only {given} jobs were claimed for the frozen workers"
