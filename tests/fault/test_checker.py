@@ -305,6 +305,9 @@ BROKEN: dict[str, Tell] = {
     "I2 released after the grace of another worker": lambda s: released_after_the_grace(
         s.note(20, "lab", "fault", phase="stop", what="kill w2")
     ),
+    "I2 a lease that expired too soon, at a worker that never got it": lambda s: (
+        s.submitted(A, 1).fact(A, 3, 2_500, claimed=10).completed(A, 3_100, epoch=2, attempt=2)
+    ),
     "I2 one epoch for two": lambda s: life(s).assigned(A, 1, 11, proc="w2"),
     "I2 an epoch that runs twice": lambda s: life(s).ran(A, 1, 11, 14).ran(A, 1, 15, 16),
     "I2 an epoch that runs at two workers": lambda s: life(s).ran(A, 1, 11, 14).ran(A, 1, 12, 16, proc="w2"),

@@ -32,6 +32,7 @@ import asyncpg
 
 from headgate import Headgate, embedded
 from headgate.domain.errors import HeadgateError
+from headgate.domain.limits import RECONNECT_GRACE_DEFAULT
 from headgate.store.connect import connect
 from tests.fault.lab.checker import Report, check
 from tests.fault.lab.dump import dump
@@ -162,7 +163,7 @@ class World:
     async def _open(self) -> None:
         self.recorder.note("world", seed=self.seed, servers=len(self.server_specs), workers=len(self.worker_specs),
                            tenants=self.tenants, lease_ms=int(self.lease * 1000),
-                           grace_ms=int(1000 * (self.reconnect_grace or self.lease)))  # fmt: skip
+                           grace_ms=int(1000 * self._grace()))  # fmt: skip
         self.cluster = await asyncio.to_thread(
             lambda: embedded.start(self._data / "postgres", settings=self._settings, tcp=True)
         )
@@ -187,6 +188,12 @@ class World:
             weights=self._weights, **made,
         )  # fmt: skip
         await self.load.prepare()
+
+    def _grace(self) -> float:
+        """For how many seconds at least the servers keep the leases of a worker whose connection was lost."""
+        if self.reconnect_grace is not None:
+            return self.reconnect_grace
+        return min(self.lease, RECONNECT_GRACE_DEFAULT.total_seconds())
 
     def _migrated(self) -> str:
         databases = Databases(self.cluster.dsn())

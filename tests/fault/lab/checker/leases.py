@@ -9,6 +9,7 @@ from itertools import pairwise
 from tests.fault.lab.checker.model import (
     COMPLETED,
     ENDED_BY,
+    EXPIRED,
     NEVER,
     PAID,
     REDRIVEN,
@@ -47,6 +48,7 @@ def surely_held_until(model: Model, assign: Assign) -> int:
 def one_live_lease(model: Model) -> Iterator[Violation]:
     """No job is claimed while an earlier claim of it is surely held; no row is leased, and no epoch started, twice."""
     yield from one_run_at_a_time(model)
+    yield from _expired_too_soon(model)
     for job, assigns in model.assigns_of.items():
         claimed = {claim.epoch: claim.at for claim in model.claims_of.get(job, ())}
         for assign in assigns:
@@ -77,6 +79,22 @@ def one_live_lease(model: Model) -> Iterator[Violation]:
                     invariant="I2", text=f"job {job}: epoch {epoch} was handed to {', '.join(sorted(procs))}",
                     at=assigns[0].t, job=job,
                 )  # fmt: skip
+
+
+def _expired_too_soon(model: Model) -> Iterator[Violation]:
+    """Leases that expired sooner after their claim than they, or the grace of a lost connection, last at least.
+
+    Both times are stored, so this also holds for a job that never arrived at its worker.
+    """
+    shortest = min(model.lease_us, model.grace_us)
+    for fact in model.facts:
+        if fact.kind == EXPIRED and fact.claimed is not None and fact.at < fact.claimed + shortest:
+            yield Violation(
+                invariant="I2",
+                text=f"job {fact.job}: the lease of epoch {fact.epoch} expired {(fact.at - fact.claimed) / 1e6:.3f} s "
+                f"after its claim, and lasts {shortest / 1e6:.3f} s at least",
+                job=fact.job,
+            )
 
 
 def attempts_are_bounded_and_end_once(model: Model) -> Iterator[Violation]:

@@ -22,6 +22,7 @@ FINAL: Final = frozenset({COMPLETED, DEAD, CANCELLED})
 ENDED_BY: Final = {1: "failed", 2: "nack", 3: "expired", 4: "released", 5: "snoozed"}
 """The events that end an attempt; completion is a column."""
 PAID: Final = frozenset({"failed", "nack", "expired", "completed"})
+EXPIRED: Final = 3
 CANCEL_REQUESTED, QUEUED_CANCELLED, REDRIVEN, DISCARDED = 6, 7, 8, 11
 NEVER: Final = 1 << 62
 
