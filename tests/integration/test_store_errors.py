@@ -156,8 +156,13 @@ async def test_of_several_hosts_only_one_that_takes_writes_will_do(database: str
         assert "no host takes writes" in str(error)
         assert f"127.0.0.1:{port}: " in str(error)
         assert "takes no writes" in str(error)
+        assert error.no_primary
         with pytest.raises(StoreUnavailable, match="takes no writes"):  # looked at in a transaction
             await connect(among(database, port), application_name="t", pooler=True)
+        # For what only reads, a standby is better than nothing.
+        reading = await connect(among(database, port), application_name="t", only_reads=True)
+        assert await reading.fetchval("SHOW transaction_read_only") == "on"
+        await reading.close()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_database_that_is_away_or_can_lose_jobs_is_an_error() -> None:
     found = alerts_of(QUIET, database=replace(DURABLE, problems=("fsync is off",)))
     assert [(one.level, one.code) for one in found] == [(Level.ERROR, "not_durable")]
     assert "fsync is off" in found[0].advice
-    assert codes(database=replace(DURABLE, read_only=True)) == ["read_only"]
+    assert codes(database=replace(DURABLE, read_only=True, unfit=("it takes no writes",))) == ["read_only"]
 
 
 def test_servers_that_are_not_ready_stuck_or_mixed_are_named() -> None:

@@ -37,6 +37,14 @@ def test_every_method_has_a_rule_and_every_rule_a_method() -> None:
     assert set(ALL) == set(described())
 
 
+READING = ("Get", "List", "Find", "Count", "Preview", "Wait", "Read", "Status", "Next", "Jobs", "Check", "Watch")
+
+
+@pytest.mark.parametrize("path", sorted(RULES))
+def test_what_changes_something_is_what_is_not_named_as_a_read(path: str) -> None:
+    assert RULES[path].changes != path.rpartition("/")[2].startswith(READING)
+
+
 @pytest.mark.parametrize("path", sorted(ALL))
 def test_what_reaches_all_tenants_needs_the_scope_system_and_nothing_else_has_it(path: str) -> None:
     rule = ALL[path]

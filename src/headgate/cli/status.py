@@ -51,6 +51,8 @@ def status_command(
 
 def lines(status: Status) -> Iterator[str]:
     """Return the status as text: pauses, topics, throughput, instances, retention, stuck jobs."""
+    if status.read_only:
+        yield "READ-ONLY the database takes no writes: nothing can be changed, and no job starts"
     for pause in status.paused:
         yield f"PAUSED {pause_line(pause)}"
     if not status.paused:

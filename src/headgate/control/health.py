@@ -32,6 +32,8 @@ class Health:
     ready: Callable[[], bool]
     reason: Callable[[], str]
     """Why the instance is not ready; empty: it is."""
+    read_only: Callable[[], str]
+    """Why the database takes no writes; empty: it takes them."""
     store: DurabilityReads
 
     async def details(self, caller: Identity) -> HealthDetails:

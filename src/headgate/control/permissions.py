@@ -60,6 +60,8 @@ class Rule:
     """Maximum size of one message."""
     elements: Mapping[str, int] = field(default_factory=dict, hash=False)
     """By path of a repeated field: the maximum number of elements in each message."""
+    changes: bool = True
+    """Whether it changes what is stored: such calls are refused while the database is read-only."""
     rated: bool = True
     """Whether a rate limit counts each call. Submits count their jobs instead (control/submit.py). Heartbeats and
     outcomes are never refused: a job would be lost to its worker, or run again."""
@@ -102,7 +104,7 @@ def _of(service: str, **rules: Rule) -> dict[str, Rule]:
 
 
 def _read(*topics: TopicRule) -> Rule:
-    return Rule(scopes=(Scope.READ,), tenant=TenantRule.OWN, topics=topics)
+    return Rule(scopes=(Scope.READ,), tenant=TenantRule.OWN, topics=topics, changes=False)
 
 
 def _operate(*topics: TopicRule, max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES) -> Rule:
@@ -131,17 +133,26 @@ def _work(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None
     )
 
 
-def _manage_keys() -> Rule:
-    return Rule(scopes=(Scope.ADMIN, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,))
+def _manage_keys(*, changes: bool = True) -> Rule:
+    return Rule(
+        scopes=(Scope.ADMIN, Scope.SYSTEM),
+        tenant=TenantRule.OWN_OR_ALL,
+        topics=(TopicRule.WHOLE_TENANT,),
+        changes=changes,
+    )
 
 
-def _of_all_tenants() -> Rule:
-    return Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,))
+def _of_all_tenants(*, changes: bool = True) -> Rule:
+    return Rule(scopes=(Scope.SYSTEM,), tenant=TenantRule.ALL, topics=(TopicRule.WHOLE_TENANT,), changes=changes)
+
+
+def _read_own_or_all(*topics: TopicRule) -> Rule:
+    return Rule(scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=topics, changes=False)
 
 
 _NAMED, _OBJECT, _FILTERED = TopicRule.NAMED, TopicRule.OBJECT, TopicRule.FILTERED
 _WHOLE = TopicRule.WHOLE_TENANT
-_OPEN: Final = Rule(scopes=(), tenant=TenantRule.NONE, topics=(TopicRule.NONE,))
+_OPEN: Final = Rule(scopes=(), tenant=TenantRule.NONE, topics=(TopicRule.NONE,), changes=False)
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     _of(
@@ -211,7 +222,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "headgate.v1.AdminService",
         Pause=Rule(scopes=(Scope.OPERATE, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_NAMED,)),
         Resume=Rule(scopes=(Scope.OPERATE, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_NAMED,)),
-        Status=Rule(scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_FILTERED,)),
+        Status=_read_own_or_all(_FILTERED),
         CancelJobs=_operate(_OBJECT),
         RedriveJobs=_operate(_OBJECT, max_bytes=limits.JOB_REQUEST_MAX_BYTES),
         DiscardJobs=_operate(_OBJECT),
@@ -221,13 +232,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         QuietWorker=_operate(TopicRule.WHOLE_TENANT),
         StopWorker=_operate(TopicRule.WHOLE_TENANT),
         ResumeWorker=_operate(TopicRule.WHOLE_TENANT),
-        ListAudit=Rule(
-            scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(TopicRule.WHOLE_TENANT,)
-        ),
+        ListAudit=_read_own_or_all(_WHOLE),
         FindIds=_read(_OBJECT),
         ListJobLogs=_read(_OBJECT),
         SetRetention=_of_all_tenants(),
-        GetSystem=_of_all_tenants(),
+        GetSystem=_of_all_tenants(changes=False),
         RunRetention=_of_all_tenants(),
     )
     | _of(
@@ -294,20 +303,20 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     | _of(
         "headgate.v1.KeyService",
         CreateKey=_manage_keys(),
-        GetKey=_manage_keys(),
-        ListKeys=_manage_keys(),
+        GetKey=_manage_keys(changes=False),
+        ListKeys=_manage_keys(changes=False),
         RotateKey=_manage_keys(),
         RevokeKey=_manage_keys(),
-        ListSessions=_manage_keys(),
+        ListSessions=_manage_keys(changes=False),
         RevokeSession=_manage_keys(),
     )
     | _of(
         "headgate.v1.TenantService",
-        GetTenant=Rule(scopes=(Scope.READ, Scope.SYSTEM), tenant=TenantRule.OWN_OR_ALL, topics=(_WHOLE,)),
+        GetTenant=_read_own_or_all(_WHOLE),
         # A tenant must not raise its own quotas, nor know which others there are.
-        ListTenants=_of_all_tenants(),
+        ListTenants=_of_all_tenants(changes=False),
         SetTenant=_of_all_tenants(),
-        GetTenantDefaults=_of_all_tenants(),
+        GetTenantDefaults=_of_all_tenants(changes=False),
         SetTenantDefaults=_of_all_tenants(),
     )
     | _of("grpc.health.v1.Health", Check=_OPEN, Watch=_OPEN)

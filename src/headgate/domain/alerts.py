@@ -66,14 +66,15 @@ def _of_database(database: Durability | None, error: str) -> Iterator[Alert]:
             advice=f"{error}. Jobs are kept; servers try again by themselves. Run headgate doctor on the server.",
         )
         return
-    for problem in (*database.problems, *database.unfit):
+    no_writes = database.read_only or database.in_recovery
+    for problem in (*database.problems, *(() if no_writes else database.unfit)):
         yield Alert(
             level=Level.ERROR,
             code="not_durable",
             title="The database can lose acknowledged jobs",
             advice=f"{problem}. Change the setting of PostgreSQL and reload it.",
         )
-    if database.read_only or database.in_recovery:
+    if no_writes:
         yield Alert(
             level=Level.ERROR,
             code="read_only",

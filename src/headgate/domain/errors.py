@@ -248,6 +248,7 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached or is shutting down; the same call may succeed later."""
 
     code = "store_unavailable"
+    no_primary = False  # hosts answer, and none of them takes writes: a failover, or only standbys are left
 
 
 class OutcomeUnknown(StoreError):

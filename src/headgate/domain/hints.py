@@ -23,6 +23,7 @@ class HintKind(StrEnum):
     SETTINGS = "settings"  # something that the audit has: pauses, topics, schedules, keys, webhooks
     WORKERS = "workers"  # workers and servers
     OPERATIONS = "operations"  # progress of bulk operations
+    MODE = "mode"  # whether the database takes writes
 
 
 @dataclass(frozen=True, slots=True)

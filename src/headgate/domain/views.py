@@ -270,6 +270,7 @@ class Status:
     handled: frozenset[str] | None = frozenset()  # topics that connected workers ask for; None: too many to know
     tenant: str = ""  # of the caller; empty: all
     subject: str = ""  # who the caller is
+    read_only: bool = False  # the database takes no writes
 
     @property
     def wide_pauses(self) -> list[Pause]:

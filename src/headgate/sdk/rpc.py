@@ -194,6 +194,8 @@ def _explained(
     if reported == "superseded":
         return Superseded(f"{address} disconnected this worker: {details}; give every worker an id of its own")
     match status:
+        case grpc.StatusCode.UNAVAILABLE if reported == "read_only":
+            return ServerError(f"{address} can change nothing now: {details[:500]}", reported=reported)
         case grpc.StatusCode.UNAVAILABLE:
             return not_connected(address, details, answered=answered)
         case grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -93,6 +93,7 @@ def use_cases(server: Server, *, name: str) -> UseCases:
             version=server.options.version,
             ready=lambda: server.health.ready,
             reason=lambda: server.readiness.reason,
+            read_only=lambda: server.store.read_only,
             store=server.store,
         ),
         jobs=jobs,

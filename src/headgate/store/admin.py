@@ -189,6 +189,7 @@ class AdminStore:
             ],
             retention=kept,
             handled=_handled([row[-1] for row in instances if row[0] != self._database.instance_no], tenant_no),
+            read_only=bool(self._database.read_only),
         )
 
     async def audit(self, tenant: str, *, before: int | None, limit: int, wanted: AuditFilter) -> AuditPage:

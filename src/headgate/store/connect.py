@@ -67,11 +67,15 @@ async def connect(
     pooler: bool = False,
     statement_timeout: timedelta | None = STATEMENT_TIMEOUT,
     lock_timeout: timedelta = LOCK_TIMEOUT,
+    only_reads: bool = False,
 ) -> Connection:
-    """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password."""
+    """Open one connection; the caller closes it. Raises StoreUnavailable or StoreBusy, never showing the password.
+
+    Of several hosts it uses the one that takes writes. `only_reads`: if there is none, one that does not will do.
+    """
     options = _options(application_name, pooler=pooler, statement_timeout=statement_timeout, lock_timeout=lock_timeout)
     async with _naming(dsn):
-        return await _open(dsn, **options)
+        return await _open(dsn, only_reads=only_reads, **options)
 
 
 def hosts_of(dsn: str) -> list[tuple[str, int]]:
@@ -113,7 +117,7 @@ def _host_and_port(word: str) -> tuple[str, str]:
     return unquote(host), port
 
 
-async def _open(dsn: str, **options: Any) -> Connection:
+async def _open(dsn: str, *, only_reads: bool, **options: Any) -> Connection:
     hosts = hosts_of(dsn)
     # Of several hosts, one takes writes, and we need that one.
     asked = parse_qs(urlsplit(dsn).query).get("target_session_attrs", ["read-write" if hosts else "any"])[0]
@@ -123,6 +127,7 @@ async def _open(dsn: str, **options: Any) -> Connection:
     if not hosts:
         return await _open_one(dsn, look=look, **options)
     refusals: list[str] = []
+    readable: list[dict[str, Any]] = []
     cause: BaseException | None = None
     for host, port in hosts:
         each = options | {"host": host, "port": port, "timeout": HOST_TIMEOUT.total_seconds()}
@@ -133,11 +138,16 @@ async def _open(dsn: str, **options: Any) -> Connection:
             cause = error
         except asyncpg.TargetServerAttributeNotMatched as error:
             refusals.append(f"{host}:{port} takes no writes")
+            readable.append(each)
             cause = error
         except _TRY_THE_NEXT as error:
             refusals.append(f"{host}:{port}: {error}")
             cause = error
-    raise StoreUnavailable("no host takes writes: " + "; ".join(refusals)) from cause
+    if only_reads and readable:
+        return await _open_one(dsn, look=False, **readable[0] | {"target_session_attrs": "any"})
+    unavailable = StoreUnavailable("no host takes writes: " + "; ".join(refusals))
+    unavailable.no_primary = bool(readable)
+    raise unavailable from cause
 
 
 async def _open_one(dsn: str, *, look: bool, **options: Any) -> Connection:
@@ -212,7 +222,9 @@ async def _naming(dsn: str) -> AsyncIterator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"{describe(dsn)}: {error}") from error.__cause__
+        unavailable = StoreUnavailable(f"{describe(dsn)}: {error}")
+        unavailable.no_primary = error.no_primary
+        raise unavailable from error.__cause__
     except (asyncpg.InterfaceError, ValueError) as error:
         if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
             raise StoreUnavailable(f"{describe(dsn)}: {error}") from error

@@ -7,6 +7,7 @@ outcomes of jobs that were not given to their reporter: callers decide how many 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -23,15 +24,20 @@ from headgate.store.errors import translating
 from headgate.store.lane import Lane, as_it_is, transaction
 from headgate.store.migration_files import newest
 from headgate.store.names import Names, Topic
-from headgate.store.preflight import inspect, pin, require_still_durable
+from headgate.store.preflight import inspect, pin, require_still_durable, require_writable
 from headgate.store.tenant_lane import TenantLane
 
 _Answer = TypeVar("_Answer")
+log = logging.getLogger("headgate.server")
 SUBMIT_LOCK_TIMEOUT: Final = timedelta(milliseconds=50)
 LOCKED_LOCK_TIMEOUT: Final = timedelta(milliseconds=10)
 GIVE_UP_SECONDS: Final = 5.0
 """How long a caller waits for what another open transaction holds."""
 LOCKED_PAUSE_SECONDS: Final = 0.05
+_DECIDING: Final = "tick"
+"""Writes every second, so it is the first one to know that the database takes no writes, or takes them again."""
+_READING: Final = ("events", "keys", "list", "read", "upkeep")
+"""Used by pages and calls that only read. What else they are used for fails with ReadOnly by itself."""
 REGISTER: Final = "INSERT INTO headgate.instances (name, version, knows) VALUES ($1, $2, $3) RETURNING instance_no"
 
 
@@ -62,10 +68,17 @@ class Database:
         self._lanes["locked"] = Lane(dsn, "locked", pooler=pooler, lock_timeout=LOCKED_LOCK_TIMEOUT)
         self._unsafe = unsafe
         self.checks_durability = False  # of every new connection: from the moment on when the server has started
-        if not unsafe:
-            for lane in self._lanes.values():
-                lane.on_open = partial(self._opened, pooler=lane.pooler)
+        self.read_only = ""
+        """Why the database takes no writes, as the last tick found; empty: it takes them. Reading works meanwhile."""
+        for name, lane in self._lanes.items():
+            reads = name in _READING
+            lane.on_open = partial(self._opened, pooler=lane.pooler, reads=reads, decides=name == _DECIDING)
+            if reads:
+                lane.only_reads = lambda: bool(self.read_only)
+            if not unsafe:
                 lane.on_begin = partial(pin, transaction_only=True)
+        self._lanes[_DECIDING].on_read_only = self._no_writes
+        if not unsafe:
             for confined in self._tenant_lanes.values():
                 confined.on_begin, confined.pins = as_it_is, True  # by the statement that also sets the tenant
         self.names = Names()
@@ -114,16 +127,37 @@ class Database:
 
     # ------------------------------------------------------------------ durability
 
-    async def _opened(self, connection: Connection, *, pooler: bool) -> None:
-        """A new connection: set what a session can set, check the rest. Raises ReadOnly or StoreUnavailable."""
-        if not pooler:
+    async def _opened(self, connection: Connection, *, pooler: bool, reads: bool, decides: bool) -> None:
+        """A new connection: set what a session can set, check the rest. Raises ReadOnly or StoreUnavailable.
+
+        `reads`: while the database is read-only, one that cannot write is used. `decides`: whether it is, depends on
+        this one.
+        """
+        if self._unsafe:
+            if decides and self.instance_no:
+                require_writable(await inspect(connection))
+        elif not pooler:
             await pin(connection, transaction_only=False)
             if self.checks_durability:
-                require_still_durable(await inspect(connection))
+                self._require_still_durable(await inspect(connection), reads=reads)
         elif self.checks_durability:
             async with transaction(connection):
                 await pin(connection, transaction_only=True)
-                require_still_durable(await inspect(connection))
+                self._require_still_durable(await inspect(connection), reads=reads)
+        if decides and self.read_only:
+            log.warning("writable_again")
+            self.read_only = ""
+            for name in _READING:  # of a standby, or of a session that was read-only from its beginning
+                self._lanes[name].drop()
+
+    def _require_still_durable(self, found: Durability, *, reads: bool) -> None:
+        if not (reads and self.read_only and (found.in_recovery or found.read_only)):
+            require_still_durable(found)
+
+    def _no_writes(self, reason: str) -> None:
+        if not self.read_only:
+            log.error('read_only effect="changes are refused; reading works" reason=%s', reason)
+        self.read_only = reason
 
     async def durability(self) -> Durability:
         """The settings as they are now."""
@@ -140,7 +174,7 @@ class Database:
         try:
             async with self._lanes["upkeep"].use() as db:
                 found = await inspect(db)
-                require_still_durable(found)
+                self._require_still_durable(found, reads=True)
         except (StoreUnavailable, ReadOnly):
             for lane in self._lanes.values():
                 lane.drop()

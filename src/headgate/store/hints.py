@@ -45,4 +45,5 @@ class HintStore:
         async with self._database.lane("events").use() as db:
             with translating(writing=False):
                 rows = await db.fetch(VERSIONS, sorted(tenant_nos))
-        return {row[0]: Versions(dict(zip(HintKind, row[1:], strict=True))) for row in rows}
+        mode = int(bool(self._database.read_only))
+        return {row[0]: Versions(dict(zip(HintKind, (*row[1:], mode), strict=True))) for row in rows}

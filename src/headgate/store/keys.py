@@ -263,7 +263,9 @@ class KeyStore:
             return await load(db, ids)
 
     async def used(self, ids: Sequence[str]) -> None:
-        """Note that keys are in use."""
+        """Note that keys are in use; not while the database is read-only."""
+        if self._database.read_only:
+            return
         async with self._database.lane("keys").use() as db:
             with translating(writing=True):
                 await db.execute(USED, list(ids))

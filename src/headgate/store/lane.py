@@ -43,6 +43,8 @@ class Lane:
         self._dsn, self._name, self.pooler, self._statement_timeout = dsn, name, pooler, statement_timeout
         self.on_open: Callable[[Connection], Awaitable[None]] = as_it_is  # raises if it may not be used
         self.on_begin: Callable[[Connection], Awaitable[None]] = as_it_is  # of each transaction, behind a pooler
+        self.on_read_only: Callable[[str], object] = str  # no connection can write, and why
+        self.only_reads: Callable[[], bool] = bool  # whether a connection that cannot write will do, for now
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -120,6 +122,17 @@ class Lane:
             await failpoints.armed.reach(f"{call}.after_commit")
 
     async def _open(self) -> Connection:
+        try:
+            return await self._opened()
+        except ReadOnly as error:
+            self.on_read_only(str(error))
+            raise
+        except StoreUnavailable as error:
+            if error.no_primary:
+                self.on_read_only(str(error))
+            raise
+
+    async def _opened(self) -> Connection:
         self.connects += 1
         opened = await connect(
             self._dsn,
@@ -127,6 +140,7 @@ class Lane:
             pooler=self.pooler,
             statement_timeout=self._statement_timeout,
             lock_timeout=self._lock_timeout,
+            only_reads=self.only_reads(),
         )
         try:
             await self.prepare(opened)

@@ -73,10 +73,15 @@ async def pin(connection: Connection, *, transaction_only: bool) -> None:
         await connection.execute(_PIN, transaction_only)
 
 
-def require_still_durable(durability: Durability) -> None:
-    """Raise ReadOnly or StoreUnavailable, naming every problem: nothing is acknowledged until it is mended."""
+def require_writable(durability: Durability) -> None:
+    """Raise ReadOnly if it is a standby, or set read-only."""
     if durability.in_recovery or durability.read_only:
         raise ReadOnly("; ".join(durability.unfit))
+
+
+def require_still_durable(durability: Durability) -> None:
+    """Raise ReadOnly or StoreUnavailable, naming every problem: nothing is acknowledged until it is mended."""
+    require_writable(durability)
     problems = (*durability.unfit, *durability.own_problems)
     if problems:
         raise StoreUnavailable("the database would not keep what is acknowledged: " + "; ".join(problems))
@@ -84,8 +89,7 @@ def require_still_durable(durability: Durability) -> None:
 
 def require_durable(durability: Durability, *, unsafe: bool) -> None:
     """Raise ReadOnly, UnsuitableDatabase or UnsafeDatabase, naming every problem; `unsafe` waives only the last."""
-    if durability.in_recovery or durability.read_only:
-        raise ReadOnly("; ".join(durability.unfit))
+    require_writable(durability)
     if durability.unfit:
         raise UnsuitableDatabase(list(durability.unfit))
     if durability.problems and not unsafe:

@@ -105,7 +105,7 @@ class WebSessionStore:
     async def find(self, digest: bytes, *, seen: bool) -> WebSession | None:
         """A session that has not ended; `seen` notes that it is in use."""
         async with self._database.lane("keys").use() as db:  # the session tells the tenant
-            if seen:
+            if seen and not self._database.read_only:
                 with translating(writing=True):
                     await db.execute(SEEN, digest)
             with translating(writing=False):

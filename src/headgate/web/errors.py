@@ -40,6 +40,12 @@ _ADVICE: Final = {
 }
 
 
+_TITLES_BY_CODE: Final = {"read_only": "The database is read-only"}
+_ADVICE_BY_CODE: Final = {
+    "read_only": "Pages can be read. Changes are possible again when the server reaches a database that takes writes."
+}
+
+
 class NotConfirmed(Exception):
     """An action that needs a confirmation came without one: a browser without JavaScript."""
 
@@ -109,8 +115,8 @@ def _page(request: PageRequest, error: HeadgateError) -> Html:
         "error.html",
         status_code=status,
         problem=problem,
-        heading=_TITLES.get(status, problem.title),
-        advice=problem.hint or _ADVICE.get(status, ""),
+        heading=_TITLES_BY_CODE.get(problem.code) or _TITLES.get(status, problem.title),
+        advice=problem.hint or _ADVICE_BY_CODE.get(problem.code) or _ADVICE.get(status, ""),
         back=request.here if request.method == "POST" else "",
     )
     made.headers.update(headers)

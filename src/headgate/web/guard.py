@@ -16,6 +16,7 @@ from headgate.api.use_cases import UseCases
 from headgate.control.auth import AllowAll
 from headgate.control.permissions import RULES
 from headgate.domain import limits
+from headgate.domain.errors import ReadOnly
 from headgate.domain.identity import TokenRevoked, Unauthenticated
 from headgate.web.cookies import (
     PLAIN_SESSION,
@@ -45,7 +46,7 @@ class PageGuard:
         self._bodies: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
-        """Raises LoginRequired, PermissionDenied, ForgedRequest, NotConfirmed."""
+        """Raises LoginRequired, PermissionDenied, ReadOnly, ForgedRequest, NotConfirmed."""
         request = cast("PageRequest", connection)
         scope: dict[str, Any] = cast("dict[str, Any]", request.scope)
         # A copy: Litestar keeps the original for the next request to the same path.
@@ -56,8 +57,12 @@ class PageGuard:
         if changes:
             check_origin(request.headers, secure=request.is_secure)
         visitor = scope["visitor"] = await self._visitor(request)
+        reason = self._cases.health.read_only()
+        visitor.read_only = bool(reason)
         if not route.opt.get(OPEN):
             self._admit(request, visitor, RULES[route.opt[RULE]])
+            if changes and reason:
+                raise ReadOnly(f"nothing can be changed: {reason}")
         if changes:
             form = await request.read_form()
             check_token(visitor.cookie, request.headers.get(HEADER) or form.raw(FIELD))

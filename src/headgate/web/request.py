@@ -108,6 +108,8 @@ class PageRequest(ApiRequest):
         flash = None if part else Flash.of(self.cookies.get(FLASH, ""))
         text = self.rendering.text(fragment if part else template, self, flash=flash, **values)
         headers = {"vary": "hx-request, cookie"}
+        if part:
+            headers["hg-read-only"] = "1" if self.visitor.read_only else "0"  # static/js/live.js shows the banner
         if part and status_code == 200:
             tag = f'"{hashlib.sha256(_TIME_TEXT.sub(_TAG_ONLY, text).encode()).hexdigest()[:24]}"'
             headers["etag"] = tag  # static/js/live.js remembers it: the answer itself is not stored (edge.py)

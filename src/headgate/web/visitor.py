@@ -40,6 +40,8 @@ class Visitor:
     session: WebSession | None = None
     preferences: Preferences = field(default_factory=Preferences)
     dev: bool = False
+    read_only: bool = False
+    """The database takes no writes: nothing can be changed."""
 
     @property
     def csrf(self) -> str:
@@ -55,8 +57,10 @@ class Visitor:
         return next((name for scope, name in _ROLES if scope in held), "")
 
     def can(self, uses: str) -> bool:
-        """Whether the caller may use a method: buttons of other methods are not shown."""
+        """Whether the caller may use a method now: buttons of other methods are not shown."""
         rule = RULES[rule_of(uses)]
+        if self.read_only and rule.changes:
+            return False
         try:
             if self.identity is not None:
                 rule.admit(self.identity)

@@ -235,11 +235,14 @@ class StatusResponse(_message.Message):
     HANDLED_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
     now_us: _builtins.int
     tenant: _builtins.str
     """of the caller's token; empty: all"""
     subject: _builtins.str
     """the name of the caller's token"""
+    read_only: _builtins.bool
+    """the database takes no writes: nothing can be changed, and no job starts"""
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseInfo]:
         """targets that were ever paused: everything, then the tenant, then topics"""
@@ -265,10 +268,11 @@ class StatusResponse(_message.Message):
         handled: _abc.Iterable[_builtins.str] | None = ...,
         tenant: _builtins.str = ...,
         subject: _builtins.str = ...,
+        read_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handled", b"handled", "instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "retention", b"retention", "subject", b"subject", "tenant", b"tenant", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handled", b"handled", "instances", b"instances", "now_us", b"now_us", "pauses", b"pauses", "read_only", b"read_only", "retention", b"retention", "subject", b"subject", "tenant", b"tenant", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

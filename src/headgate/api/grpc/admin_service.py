@@ -355,6 +355,7 @@ def _status(status: Status) -> pb.StatusResponse:
         handled=sorted(status.handled or ())[: limits.HANDLED_TOPICS_MAX],
         tenant=status.tenant,
         subject=status.subject,
+        read_only=status.read_only,
     )
 
 

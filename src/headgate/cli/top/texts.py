@@ -86,7 +86,8 @@ def header(one: Heading, *, now: float) -> Text:
         line.append("· connecting ")
     else:
         count = len(one.status.instances)
-        line.append("· db ok ", style="green")
+        read_only = one.status.read_only
+        line.append("· db read-only " if read_only else "· db ok ", style="bold reverse red" if read_only else "green")
         line.append(f"· {count} instance{'' if count == 1 else 's'} · lag {duration(lag(one.status))} ")
     if one.read_only:
         line.append("· read-only ", style="yellow")

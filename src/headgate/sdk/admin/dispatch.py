@@ -91,6 +91,8 @@ class Status:
     """Of your token; empty: all."""
     subject: str = ""
     """The name of your token."""
+    read_only: bool = False
+    """The database takes no writes: nothing can be changed, and no job starts."""
 
     @property
     def paused(self) -> tuple[PauseInfo, ...]:
@@ -195,6 +197,7 @@ async def status(connection: Connection) -> Status:
         handled=tuple(answer.handled),
         tenant=answer.tenant,
         subject=answer.subject,
+        read_only=answer.read_only,
     )
 
 

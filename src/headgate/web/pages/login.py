@@ -7,7 +7,7 @@ from typing import Final
 from litestar import Response
 from litestar.params import FromQuery
 
-from headgate.domain.errors import HeadgateError
+from headgate.domain.errors import HeadgateError, ReadOnly
 from headgate.domain.identity import CredentialsUnavailable, PermissionDenied, Unauthenticated
 from headgate.domain.web_sessions import LIFE
 from headgate.web.cookies import session_cookie
@@ -38,7 +38,7 @@ async def login(request: PageRequest) -> Html:
             address=client.host if client is not None else "",
             agent=request.headers.get("user-agent", ""),
         )
-    except (Unauthenticated, PermissionDenied, CredentialsUnavailable) as error:
+    except (Unauthenticated, PermissionDenied, CredentialsUnavailable, ReadOnly) as error:
         status = {Unauthenticated: 401, PermissionDenied: 403}.get(type(error), 503)
         return request.render("login.html", status_code=status, next=goal, error=_sentence(error))
     if before := session_secret(request):
@@ -52,8 +52,14 @@ async def login(request: PageRequest) -> Html:
 @open_action("/logout")
 async def logout(request: PageRequest) -> Html:
     """End the session of this browser, or all sessions of its key or token."""
+    everywhere = request.fields.flag("everywhere")
     if secret := session_secret(request):
-        await request.cases.web_sessions.logout(secret, everywhere=request.fields.flag("everywhere"))
+        try:
+            await request.cases.web_sessions.logout(secret, everywhere=everywhere)
+        except ReadOnly:
+            if everywhere:
+                raise
+            # The browser forgets the session, which ends by itself.
     gone = [session_cookie("", secure=secure, life=LIFE) for secure in (True, False)]
     headers = {"location": f"{PREFIX}/login", **CLEARED}
     return Response("", status_code=303, headers=headers, media_type=HTML, cookies=gone)

@@ -143,6 +143,9 @@ class StatusOut(Output, kw_only=True):
     handled: Annotated[list[str], msgspec.Meta(description="Topics that connected workers ask for.")] = []
     tenant: Annotated[str, msgspec.Meta(description="Tenant of the token. Left out: all.")] = ""
     subject: Annotated[str, msgspec.Meta(description="Name of the token.")] = ""
+    read_only: Annotated[
+        bool, msgspec.Meta(description="The database takes no writes: nothing can be changed, and no job starts.")
+    ] = False
 
 
 @get("/v1/status", uses="AdminService/Status", tags=TAG)
@@ -168,6 +171,7 @@ async def get_status(request: ApiRequest) -> StatusOut:
         handled=sorted(found.handled or ())[: limits.HANDLED_TOPICS_MAX],
         tenant=found.tenant,
         subject=found.subject,
+        read_only=found.read_only,
     )
 
 

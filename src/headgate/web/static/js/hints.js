@@ -4,7 +4,7 @@
 const CHANNEL = "headgate-live";
 const ERRORS_MAX = 2; // then it is asked every 5 seconds
 const AGAIN_MS = 30000; // when a stream is tried again
-const ALL = ["jobs", "settings", "workers", "operations"];
+const ALL = ["jobs", "settings", "workers", "operations", "mode"];
 
 const versions = (id) => new Map((id || "").split(".").filter(Boolean).map((one) => one.split("-")));
 

@@ -11,6 +11,7 @@ const PARTS = {
   settings: ["settings", "topics", "schedules", "webhooks", "audit", "access", "overview"],
   workers: ["workers", "topics", "overview", "start", "system"],
   operations: ["operations"],
+  mode: ["*"], // all of them: their buttons come and go
 };
 const GAP_MS = 1000; // between two rounds of reading; at most two requests a second, and more for slow parts
 // A part that took t is read again after this times t at the earliest. With t up to 300 ms, hints twice a second and
@@ -77,7 +78,7 @@ function plan() {
 function round() {
   if (document.hidden) return; // comes back with visibilitychange
   if (resting()) return plan();
-  const due = parts().filter((part) => names(part).some((name) => stale.has(name)) && !typing(part));
+  const due = parts().filter((part) => (stale.has("*") || names(part).some((name) => stale.has(name))) && !typing(part));
   stale.clear();
   nextRound = performance.now() + Math.max(GAP_MS, 500 * due.length);
   for (const part of due) read(part);
@@ -136,6 +137,13 @@ function beforeSwap(event) {
   }
 }
 
+// Every part that is read says whether the database takes writes.
+function showMode(event) {
+  const banner = document.getElementById("read-only");
+  const mode = event.detail.xhr.getResponseHeader("hg-read-only");
+  if (banner && mode !== null) banner.hidden = mode !== "1";
+}
+
 async function keepMode(mode) {
   document.documentElement.dataset.live = mode;
   const body = new URLSearchParams({ live: mode, csrf: document.querySelector('meta[name="csrf"]').content });
@@ -154,6 +162,7 @@ export function startLive() {
   document.body.addEventListener("hg:changed", (event) => refresh(event.detail.what));
   document.body.addEventListener("htmx:configRequest", askIfChanged);
   document.body.addEventListener("htmx:beforeSwap", beforeSwap);
+  document.body.addEventListener("htmx:afterRequest", showMode);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) plan(); });
   document.getElementById("live-new")?.addEventListener("click", () => { offer(null); refresh(); });
   const hints = followHints({ changed, showState, wanted: () => parts().length > 0 });
