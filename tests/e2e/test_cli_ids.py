@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -135,3 +136,76 @@ def test_a_list_of_ids_that_cannot_be_meant_is_2_and_nothing_is_done(run: Shell)
         assert (code, out, len(err)) == (2, [], 1), wrong
         assert word in err[0]
     assert run.state(good) == "scheduled"
+
+
+def test_exported_jobs_are_imported_once_and_finished_ones_not_at_all(run: Shell, tmp_path: Path) -> None:
+    later, pending, cancelled = run.queued(1)[0], *(run("submit", run.topic, '{"n": 1}')[1][0] for _ in range(2))
+    assert run("job", "cancel", cancelled)[0] == 0
+    file = tmp_path / "jobs.ndjson"
+    code, out, err = run("export", "--filter", f"topic:{run.topic}", "--file", str(file))
+    assert (code, out, err) == (0, [], ["3 jobs exported"])
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["id"], one["state"]) for one in lines] == [
+        (later, "scheduled"),
+        (pending, "pending"),
+        (cancelled, "cancelled"),
+    ]
+    assert lines[1]["payload"] == {"n": 1}
+    assert run("import", str(file))[1] == [
+        "0 imported, 2 existed already, 1 had ended and were skipped (--finished submits them again)"
+    ]
+    # Elsewhere: the same jobs with other ids.
+    other = tmp_path / "other.ndjson"
+    fresh = {one["id"]: one["id"][:-4] + "ffff" for one in lines}
+    other.write_text("".join(f"{json.dumps(one | {'id': fresh[one['id']]})}\n" for one in lines))
+    assert run("import", str(other), "--dry-run")[1] == ["2 can be imported, 1 had ended"]
+    code, out, _ = run("import", str(other), "-o", "json")
+    assert (code, json.loads("\n".join(out))) == (0, {"created": 2, "existing": 0, "skipped": 1})
+    assert [run.state(fresh[one]) for one in (later, pending)] == ["scheduled", "pending"]
+    assert run("import", str(other), "--finished")[1] == ["1 imported, 2 existed already"]
+    assert run.state(fresh[cancelled]) == "pending"
+
+
+def test_an_import_stops_at_the_line_that_the_server_refuses(run: Shell, tmp_path: Path) -> None:
+    (known,) = run.queued(1)
+    file = tmp_path / "jobs.ndjson"
+    file.write_text(
+        f'{{"topic":"{run.topic}"}}\n\n{{"id":"{known}","topic":"{run.topic}","payload":{{"another":1}}}}\n'
+    )
+    code, _, err = run("import", str(file))
+    assert code == 4
+    assert err[0].startswith(f"error: {file} line 3: ")
+    assert known in err[0]
+    assert err[1] == "error: 1 imported before that; importing the file again is safe"
+
+
+def test_secrets_are_exported_only_if_asked_for(run: Shell, tmp_path: Path) -> None:
+    run("submit", run.topic, '{"password": "hunter2"}')
+    code, out, err = run("export", "--filter", f"topic:{run.topic}")
+    assert (code, "hunter2" in out[0]) == (0, False)
+    assert err == ["1 job exported; 1 have masked values and cannot be imported (--reveal writes them)"]
+    file = tmp_path / "jobs.ndjson"
+    file.write_text("\n".join(out))
+    code, _, err = run("import", str(file))
+    assert code == 2
+    assert err[0].startswith(f"error: {file} line 1: payload.password: is masked")
+    assert "hunter2" in run("export", "--filter", f"topic:{run.topic}", "--reveal")[1][0]
+
+
+def test_a_filter_in_place_of_ids_is_a_bulk_operation(run: Shell) -> None:
+    jobs = run.queued(3)
+    wanted = f"topic:{run.topic}"
+    assert run("job", "cancel", jobs[0], "--filter", wanted)[0] == 2
+    assert run("job", "cancel", jobs[0], "--yes")[0] == 2
+    code, out, _ = run("job", "cancel", "--filter", wanted, "--dry-run", "-o", "name")
+    assert (code, sorted(out)) == (0, sorted(jobs))
+    code, _, err = run("job", "cancel", "--filter", wanted)
+    assert (code, err[0].startswith("error: --yes: is required without a terminal")) == (2, True)
+    code, out, _ = run("job", "cancel", "--filter", wanted, "--yes", "--reason", "a test", "-o", "json")
+    operation = json.loads("\n".join(out))
+    assert (code, operation["state"], operation["changed"]) == (0, "done", 3)
+    assert [run.state(job) for job in jobs] == ["cancelled"] * 3
+    assert run("job", "redrive", "--filter", wanted, "--payload", "{}")[0] == 2
+    code, out, _ = run("bulk", "list", "--filter", run.topic, "-o", "name")
+    assert (code, out) == (0, [operation["id"]])
+    assert run("bulk", "list", "--filter", "no such text", "-o", "name")[1] == []

@@ -24,6 +24,7 @@ ID = "0190a3b2-7c4d-7abc-8def-0123456789ab"
 LINES = f"""
 audit; status; stats; events --limit 1; workers list; workers get w-1; workers quiet w-1; workers resume w-1
 workers stop w-1 --yes
+export; import {{export}}
 batch list; batch get {ID}; batch open; batch seal {ID}
 bulk start cancel --filter topic:a --yes --detach; bulk list; bulk get {ID}; bulk watch {ID}; bulk cancel {ID}
 dead list; dead redrive mail --yes --detach; dead discard mail --yes --detach
@@ -86,7 +87,9 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     folder = tmp_path_factory.mktemp("parity")
     (folder / "policy.toml").write_text("[topics.mail]\nmax_running = 5\n")
     (folder / "jobs.ndjson").write_text("{}\n{}\n")
-    lines = LINES.replace("{file}", str(folder / "jobs.ndjson")).replace("{policy}", str(folder / "policy.toml"))
+    (folder / "export.ndjson").write_text('{"topic":"mail"}\n')
+    lines = LINES.replace("{export}", str(folder / "export.ndjson"))
+    lines = lines.replace("{file}", str(folder / "jobs.ndjson")).replace("{policy}", str(folder / "policy.toml"))
     made: set[str] = set()
 
     async def call(_self: Connection, method: Any, request: Any, **_options: Any) -> Any:

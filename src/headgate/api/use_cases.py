@@ -14,6 +14,7 @@ from headgate.control.bulk import Bulk
 from headgate.control.events import Events
 from headgate.control.failed_logins import FailedLogins
 from headgate.control.health import Health
+from headgate.control.job_exports import JobExports
 from headgate.control.jobs import Jobs
 from headgate.control.keys import Keys
 from headgate.control.live import Live
@@ -82,6 +83,13 @@ class UseCases:
     def work(self) -> WorkerCalls:
         """What workers can do by single calls."""
         return WorkerCalls(self.sessions)
+
+    @property
+    def job_exports(self) -> JobExports:
+        """Jobs as lines of a file."""
+        return JobExports(
+            bulk=self.bulk, jobs=self.jobs, calls=self.calls, validator=self.validator, redaction=self.redaction
+        )
 
     @property
     def overview(self) -> Overview:

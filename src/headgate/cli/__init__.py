@@ -53,6 +53,8 @@ for _name, _where, _help in (
     ("dev", "dev:dev_command", "Run an embedded PostgreSQL and a server on loopback, until Ctrl-C."),
     ("doctor", "doctor:doctor_command", "Check the database, this machine and the settings of a server."),
     ("events", "events:events_command", "Show what happens to jobs and topics, as it happens."),
+    ("export", "export:export_command", "Write jobs with their payloads to a file, one per line."),
+    ("import", "job_import:import_command", "Submit the jobs of a file that was exported."),
     ("init", "init:init_command", "Write a small app with a job, a schedule and a test."),
     ("job", "job:job", "Show jobs and act on them."),
     ("key", "key:key", "Create, list, rotate and revoke API keys."),

@@ -98,8 +98,6 @@ _OTHER_WORDS = {
         "login": "profile login",
         "context": "profile",
         "cancel": "job cancel",
-        "export": "topic export",
-        "import": "topic apply",
         "server": "serve",
         "start": "serve",
         "ui": "top",

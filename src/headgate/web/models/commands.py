@@ -58,6 +58,12 @@ def list_jobs(base: str, filter_: str, *, oldest: bool) -> Commands:
     return Commands(headgate=shlex.join(words), curl=_get(base, f"/v1/jobs?{encoded}" if encoded else "/v1/jobs"))
 
 
+def export_jobs(filter_: str) -> Commands:
+    """Export jobs. There is no single request for it over HTTP."""
+    words = ["headgate", "export", *(["--filter", filter_] if filter_ else []), "--file", "jobs.ndjson"]
+    return Commands(headgate=shlex.join(words), curl="")
+
+
 def start_bulk(base: str, verb: str, filter_: str, options: dict[str, object]) -> Commands:
     """Start a bulk operation."""
     words = ["headgate", "bulk", "start", verb, "--filter", filter_]

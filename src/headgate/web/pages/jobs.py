@@ -13,7 +13,9 @@ from litestar import Response
 from litestar.datastructures import Cookie
 from litestar.params import FromQuery, QueryParameter
 
+from headgate.api.http.handover import StreamResponse
 from headgate.control.admin import JobAnswer
+from headgate.control.job_exports import EXPORT_MAX
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.filter_parser import parse
 from headgate.domain.filter_suggestions import SHOWN_MAX, Suggestion, Suggestions
@@ -63,7 +65,11 @@ async def list_jobs(
         "all_columns": COLUMNS,
         "shown_columns": columns,
         "sizes": SIZES,
-        "copy": commands.list_jobs(base_of(request), query.filter, oldest=query.oldest),
+        "copies": [
+            ("List", commands.list_jobs(base_of(request), query.filter, oldest=query.oldest)),
+            ("Export", commands.export_jobs(query.filter)),
+        ],
+        "export_max": EXPORT_MAX,
     }
     try:
         found = await request.cases.bulk.browse(
@@ -127,6 +133,21 @@ async def count_jobs(request: PageRequest, filter: FromQuery[str] = "") -> Html:
         total=total,
         exact=exact,
     )
+
+
+@page("/jobs/export", uses="BulkService/ListJobs", download=True)
+async def export_jobs(
+    request: PageRequest,
+    filter: FromQuery[str] = "",  # noqa: A002 - the name of the parameter
+    order: Order = "newest",
+) -> Response[bytes]:
+    """The jobs that match with their payloads, masked, as NDJSON: what `headgate export` writes."""
+    lines = await request.cases.job_exports.open(request.caller, filter.strip(), oldest=order == "oldest")
+    answer = StreamResponse(lines, str.encode, media_type="application/x-ndjson")
+    answer.headers.update(
+        {"content-disposition": 'attachment; filename="jobs.ndjson"', "x-content-type-options": "nosniff"}
+    )
+    return answer
 
 
 @page("/jobs/suggest", uses="BulkService/ListJobs", part=True)
@@ -264,6 +285,7 @@ def _refusals(errors: Sequence[HeadgateError]) -> str:
 ROUTES = (
     list_jobs,
     count_jobs,
+    export_jobs,
     suggest_filter,
     suggest_topics,
     choose_columns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from uuid import uuid4
 
@@ -205,3 +206,20 @@ def test_a_list_and_a_job_that_waits_say_that_their_topic_is_paused(web: Visit, 
     assert "paused by" not in text_of(web.get(f"/ui/jobs?filter=topic:{topic},another"))
     assert api.post("/v1/resume", json={"target": {"topic": topic}}).is_success
     assert not any("paused by" in text_of(web.get(path)) for path in pages)
+
+
+def test_jobs_of_a_filter_are_downloaded_as_lines_with_secrets_masked(
+    web: Visit, limited: Visit, api: httpx.Client, topic: str
+) -> None:
+    submitted(api, topic, 3, payload={"n": 1, "password": "hunter2"})
+    page = web.get(f"/ui/jobs?filter=topic:{topic}")
+    assert f"/ui/jobs/export?filter=topic%3A{topic}" in page.text
+    answer = web.get(f"/ui/jobs/export?filter=topic:{topic}")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    assert answer.headers["content-disposition"] == 'attachment; filename="jobs.ndjson"'
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [(one["topic"], one["payload"], one["masked"]) for one in lines] == [
+        (topic, {"n": 1, "password": "•••"}, ["payload.password"])
+    ] * 3
+    assert web.get("/ui/jobs/export?filter=colour:red").status_code == 400
+    assert topic not in limited.get("/ui/jobs/export").text, "a key for other topics sees none of them"

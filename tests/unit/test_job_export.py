@@ -1,0 +1,125 @@
+"""Jobs as lines of a file: what is written, what is masked, and what an import refuses, with the line and the field."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from headgate.cli import job_import, main
+from headgate.cli.job_import import Line, _lines
+from headgate.domain.errors import InvalidInput
+from headgate.domain.job_export import ExportedJob
+from headgate.domain.redaction import MASK, Redaction
+
+NOON = datetime(2026, 11, 18, 12, 0, tzinfo=UTC)
+ID = UUID("0190a3b2-7c4d-7abc-8def-0123456789ab")
+JOB = ExportedJob(
+    id=ID,
+    topic="mail",
+    state="pending",
+    priority=5,
+    attempt=0,
+    max_attempts=8,
+    created_at=NOON,
+    run_at=NOON,
+    finished_at=None,
+    deadline=None,
+    key="",
+    unique_key="",
+    headers={},
+    tags=(),
+    waits_for=(),
+    last_error="",
+    payload=b'{"to": "ana",  "n": 1.0}',
+    result=b"",
+)
+SECRET = replace(
+    JOB,
+    payload=b'{"user": {"password": "x"}, "cards": [{"cvv": "1"}]}',
+    headers={"authorization": "Bearer x", "trace": "1"},
+    last_error="password=x",
+)
+
+
+def read(text: str) -> list[Line]:
+    return [line for _, line in _lines(io.BytesIO(text.encode()), "jobs.ndjson")]
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(InvalidInput) as error:
+        read(text)
+    return str(error.value)
+
+
+def test_a_payload_comes_back_byte_for_byte() -> None:
+    for payload in (JOB.payload, b'{"a":\n1}', b"\xff\x00", b"", "•••".encode(), b'"\\u00e9"', b"not json"):
+        (line,) = read(replace(JOB, payload=payload).line(Redaction()) + "\n")
+        assert job_import._payload(line) == payload
+        assert (line.id, line.topic, line.priority, line.max_attempts) == (ID, "mail", 5, 8)
+
+
+def test_the_time_at_which_a_job_is_due_is_part_of_jobs_that_wait_for_it() -> None:
+    assert "run_at" not in json.loads(JOB.line(None))
+    assert json.loads(replace(JOB, state="retrying").line(None))["run_at"] == "2026-11-18T12:00:00Z"
+
+
+def test_secrets_are_masked_and_named_unless_asked_otherwise() -> None:
+    shown = json.loads(SECRET.line(Redaction()))
+    assert shown["payload"] == {"user": {"password": MASK}, "cards": [{"cvv": MASK}]}
+    assert shown["headers"] == {"authorization": MASK, "trace": "1"}
+    assert shown["masked"] == ["headers.authorization", "payload.user.password", "payload.cards[0].cvv"]
+    assert '"x"' not in SECRET.line(Redaction())
+    assert shown["last_error"] == f"password={MASK}"
+    assert "password=hunter2" not in replace(JOB, payload=b"password=hunter2").line(Redaction())
+    plain = json.loads(SECRET.line(None))
+    assert (plain["payload"]["user"]["password"], plain["masked"]) == ("x", [])
+
+
+def test_masked_values_are_refused_with_line_and_field() -> None:
+    text = JOB.line(Redaction()) + "\n\n" + SECRET.line(Redaction()) + "\n"
+    assert refusal(text) == (
+        "jobs.ndjson line 3: headers.authorization: is masked, and 2 more: its value is not in the file; "
+        "export with --reveal, or write the value and remove its name from `masked`"
+    )
+    # A line without the list was not written by an export; one with an empty list means what it contains.
+    typed = json.dumps({"topic": "mail", "payload": {"list": [1, MASK]}})
+    assert "line 1: payload.list[1]: is masked" in refusal(typed)
+    assert read(json.dumps({"topic": "mail", "payload": {"list": [1, MASK]}, "masked": []}))
+    assert read(SECRET.line(None))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"topic":"a"}\n{"topic":1}', "jobs.ndjson line 2: topic: expected `str`, got `int`"),
+        ('{"id":"nope","topic":"a"}', "jobs.ndjson line 1: id: invalid UUID"),
+        ('{"topic":"a","tags":["x",2]}', "jobs.ndjson line 1: tags[1]: expected `str`, got `int`"),
+        ('{"topic":"a","colour":1}', "jobs.ndjson line 1: object contains unknown field `colour`"),
+        ("{}", "jobs.ndjson line 1: object missing required field `topic`"),
+        ('{"topic":', "jobs.ndjson line 1: is not JSON (input data was truncated)"),
+        ('{"topic":"a","payload_base64":"?"}', "jobs.ndjson line 1: payload_base64: is not base64"),
+        (
+            '{"topic":"a","payload":1,"payload_base64":"MQ=="}',
+            "jobs.ndjson line 1: payload_base64: cannot be given together with payload",
+        ),
+    ],
+)
+def test_an_error_names_the_line_and_the_field(text: str, expected: str) -> None:
+    assert refusal(text) == expected
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_import, "LINE_MAX_BYTES", 100)
+    assert refusal('{"topic":"' + "a" * 200) == "jobs.ndjson line 1: is longer than 100 bytes"
+
+
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing" / "jobs.ndjson"
+    assert main(["export", "--file", str(missing)]) == 2
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
