@@ -158,6 +158,7 @@ async def test_one_that_is_to_skip_counts_the_occurrence_and_continues(bench: Be
     view = await bench.get()
     assert (view.next_at, view.full_since, view.skipped) == (NOON + 2 * MINUTE, None, 1)
     assert (view.last_skip, view.last_skip_at, view.last_at) == ("refused", NOON + MINUTE, NOON + MINUTE)
+    assert [(one.at, one.why) for one in view.skips] == [(NOON + MINUTE, "refused")]
     await bound(bench, None)
     assert (await bench.scheduler.run_once()).made == 0
     assert view.spec.when_full is WhenFull.SKIP

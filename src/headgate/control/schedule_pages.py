@@ -10,7 +10,7 @@ from typing import Final
 from headgate.control.admin import Admin
 from headgate.control.schedules import Schedules
 from headgate.domain.identity import Identity
-from headgate.domain.views import Pause, ScheduledJob, ScheduleView
+from headgate.domain.views import Pause, ScheduledJob, ScheduleView, Skip
 
 UPCOMING: Final = 5
 RECENT: Final = 20
@@ -28,19 +28,36 @@ class ScheduleList:
     now: datetime
     schedules: Sequence[ScheduleView]
     pauses: Mapping[str, Pause]
-    runs: Mapping[int, Sequence[ScheduledJob]]
+    runs: Mapping[int, Sequence[ScheduledJob | Skip]]
     next_after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulePage:
-    """One schedule: `upcoming` in UTC, `runs` newest first; `pause`: of its topic."""
+    """One schedule: `upcoming` in UTC, `runs` newest first; `history`: also what was skipped; `pause`: of its topic."""
 
     now: datetime
     view: ScheduleView
     upcoming: Sequence[datetime]
     runs: Sequence[ScheduledJob]
+    history: Sequence[ScheduledJob | Skip]
     pause: Pause | None
+
+
+def history(
+    runs: Sequence[ScheduledJob], skips: Sequence[Skip], *, limit: int, before: datetime | None = None
+) -> list[ScheduledJob | Skip]:
+    """Runs and skipped occurrences, newest first. `runs` are the newest `limit` ones, of those before a time.
+
+    What was skipped before the oldest of these is left out, unless no older run follows.
+    """
+    oldest = runs[-1].occurrence if len(runs) == limit else None
+    fitting = [one for one in skips if (before is None or one.at < before) and (oldest is None or one.at >= oldest)]
+    return sorted([*runs, *fitting], key=_at, reverse=True)
+
+
+def _at(one: ScheduledJob | Skip) -> datetime:
+    return one.at if isinstance(one, Skip) else one.occurrence
 
 
 async def schedule_list(
@@ -49,11 +66,15 @@ async def schedule_list(
     """A page of schedules."""
     found = await schedules.listed(caller, after=after, limit=limit)
     status = await admin.status(caller)
+    runs = await schedules.recent_jobs(caller, found, limit=RECENT_LISTED)
     return ScheduleList(
         now=status.now,
         schedules=found,
         pauses=status.pauses_by_topic(one.spec.topic for one in found),
-        runs=await schedules.recent_jobs(caller, found, limit=RECENT_LISTED),
+        runs={
+            one.schedule_no: history(runs.get(one.schedule_no, ()), one.skips, limit=RECENT_LISTED)[:RECENT_LISTED]
+            for one in found
+        },
         next_after=found[-1].name if len(found) == limit else "",
     )
 
@@ -70,5 +91,6 @@ async def schedule_page(
         view=view,
         upcoming=upcoming,
         runs=runs,
+        history=history(runs, view.skips, limit=RECENT, before=before),
         pause=status.pauses_by_topic([view.spec.topic]).get(view.spec.topic),
     )

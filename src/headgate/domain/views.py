@@ -139,6 +139,14 @@ class TopicView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """An occurrence that made no job. `why`: overlap, late, refused."""
+
+    at: datetime
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
     """A schedule as it is now. `next_at` None: it has ended."""
 
@@ -162,6 +170,7 @@ class ScheduleView:
     created_at: datetime
     changed_at: datetime
     changed_by: str
+    skips: Sequence[Skip] = ()  # the newest 20, newest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ UPDATE headgate.schedules s
        skipped = s.skipped + s.when_full,
        last_skip = CASE s.when_full WHEN 0 THEN s.last_skip ELSE 'refused' END,
        last_skip_at = CASE s.when_full WHEN 0 THEN s.last_skip_at ELSE $5 END,
+       skips_at = CASE s.when_full WHEN 0 THEN s.skips_at ELSE ($5 || s.skips_at)[:20] END,
+       skips_why = CASE s.when_full WHEN 0 THEN s.skips_why ELSE ('refused'::text || s.skips_why)[:20] END,
        last_at = CASE s.when_full WHEN 0 THEN s.last_at ELSE greatest(s.last_at, $5) END
   FROM headgate.clock_v1() AS c(now)
  WHERE s.schedule_no = $1 AND s.version = $2 AND s.next_at = $3 AND s.look_at IS NOT NULL

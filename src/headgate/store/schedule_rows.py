@@ -25,7 +25,7 @@ from headgate.domain.schedules import (
 from headgate.domain.timestamps import EPOCH
 from headgate.domain.units import exact
 from headgate.domain.validation import MILLISECOND, to_ms
-from headgate.domain.views import ScheduleView
+from headgate.domain.views import ScheduleView, Skip
 from headgate.store.connect import Connection
 from headgate.store.names import Names
 
@@ -72,6 +72,7 @@ async def view_of(db: Connection, names: Names, row: asyncpg.Record) -> Schedule
         changed_at=row[33],
         changed_by=row[34],
         full_since=row[36],
+        skips=[Skip(at=at, why=why) for at, why in zip(row[37], row[38], strict=True)],
     )
 
 

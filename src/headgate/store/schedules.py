@@ -35,7 +35,8 @@ SHOW: Final = """
 SELECT s.schedule_no, s.name, s.version, t.name, s.priority, s.max_attempts, s.policy_no, s.payload, s.headers, s.tags,
        s.kind, s.at, s.span_ms, s.expression, s.zone, s.overlap, s.catch_up, s.catch_up_most, s.ends_at, s.next_at,
        s.last_at, s.last_job_id, s.fired, s.skipped, s.last_skip, s.last_skip_at, s.last_error, s.paused, s.paused_by,
-       s.paused_at, s.reason, s.source, s.created_at, s.changed_at, s.changed_by, s.when_full, s.full_since
+       s.paused_at, s.reason, s.source, s.created_at, s.changed_at, s.changed_by, s.when_full, s.full_since,
+       s.skips_at, s.skips_why
   FROM headgate.schedules s JOIN headgate.topics t ON t.topic_no = s.topic_no
  WHERE s.tenant_no = $1 AND ($2::text IS NULL OR s.name = $2) AND s.name > $3
    AND ($4::text[] IS NULL OR t.name LIKE ANY ($4)) AND ($5::text IS NULL OR s.source = $5)

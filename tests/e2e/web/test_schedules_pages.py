@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import asyncpg
 import httpx
 import pytest
 
 from tests.e2e.web.conftest import OPERATOR, VIEWER, Browser, Sign
 from tests.support.dashboard import text_of
+from tests.support.server import ServerProcess
 
 NIGHTLY = {
     "version": "0",
@@ -142,3 +144,23 @@ def test_recent_runs_are_drawn_and_said_in_words(api: httpx.Client, sign: Sign) 
         assert 'aria-label="Last 1 run: 1 completed"' in page
         assert '<rect class="run-completed"' in page
     assert ">triggered</a>" in page, "no occurrence of its own has fired yet"
+
+
+async def test_skipped_occurrences_are_marked_in_the_list_and_on_the_page(
+    sign: Sign, running: tuple[ServerProcess, str]
+) -> None:
+    browser = sign(OPERATOR)
+    create(browser, "overlapping")
+    db = await asyncpg.connect(running[1])
+    try:
+        await db.execute(
+            "UPDATE headgate.schedules SET skipped = 2, skips_at = ARRAY[now(), now() - interval '1 hour'],"
+            " skips_why = ARRAY['overlap', 'refused'] WHERE name = 'overlapping'"
+        )
+    finally:
+        await db.close()
+    assert 'aria-label="Last 2 occurrences: 2 skipped"' in browser.page("/ui/schedules").text
+    page = browser.page("/ui/schedules/overlapping")
+    assert 'aria-label="Last 2 occurrences: 2 skipped"' in page.text
+    assert "skipped an earlier job still ran" in text_of(page)
+    assert "skipped the backlog was full" in text_of(page)

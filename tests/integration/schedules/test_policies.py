@@ -49,6 +49,17 @@ async def test_after_an_outage_all_catches_up_with_the_newest_up_to_its_limit(
     assert [job.job_id for job in reversed(await bench.jobs())] == list(claimed.ids)  # the oldest first
 
 
+async def test_of_the_occurrences_that_were_skipped_the_newest_twenty_are_kept(bench: Bench) -> None:
+    await bench.put(timing=Every(interval=timedelta(hours=1)), catch_up=CatchUp.NONE)
+    await bench.clock.advance(minutes=10)
+    for _ in range(22):
+        await bench.clock.advance(hours=1)
+        await bench.scheduler.run_once()
+    view = await bench.get()
+    assert (view.skipped, len(view.skips), view.skips[0].at) == (22, 20, NOON + timedelta(hours=22))
+    assert [one.at for one in view.skips] == sorted((one.at for one in view.skips), reverse=True)
+
+
 @pytest.mark.req("T34", "O26")
 async def test_after_an_outage_none_leaves_out_what_was_missed(bench: Bench) -> None:
     await bench.put(timing=Every(interval=timedelta(hours=1)), catch_up=CatchUp.NONE)
@@ -59,6 +70,7 @@ async def test_after_an_outage_none_leaves_out_what_was_missed(bench: Bench) -> 
     view = await bench.get()
     assert (view.next_at, view.skipped, view.last_skip) == (NOON + timedelta(hours=6), 1, "late")
     assert view.last_skip_at == NOON + timedelta(hours=5)
+    assert [(one.at, one.why) for one in view.skips] == [(view.last_skip_at, "late")]
     assert (await bench.get("once")).next_at is None
     await bench.clock.set(NOON + timedelta(hours=6, seconds=20))  # late, but not missed
     assert (await bench.scheduler.run_once()).made == 1

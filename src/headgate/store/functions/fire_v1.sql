@@ -171,7 +171,9 @@ BEGIN
            full_since = CASE WHEN k.waits THEN coalesce(s.full_since, v_now) END, last_error = NULL, last_at = greatest(s.last_at, k.handled),
            last_job_id = coalesce(k.newest, s.last_job_id), fired = s.fired + k.made, skipped = s.skipped + k.skipped,
            last_skip = coalesce(k.skip, s.last_skip),
-           last_skip_at = CASE WHEN k.skip IS NULL THEN s.last_skip_at ELSE k.handled END
+           last_skip_at = CASE WHEN k.skip IS NULL THEN s.last_skip_at ELSE k.handled END,
+           skips_at = CASE WHEN k.skip IS NULL THEN s.skips_at ELSE (k.handled || s.skips_at)[:20] END,
+           skips_why = CASE WHEN k.skip IS NULL THEN s.skips_why ELSE (k.skip || s.skips_why)[:20] END
       FROM given k
      WHERE s.schedule_no = k.no
     RETURNING s.schedule_no, s.topic_no, k.made, k.skipped, k.waits;

@@ -39,6 +39,8 @@ CREATE TABLE headgate.schedules (
     skipped         bigint NOT NULL DEFAULT 0,
     last_skip       text,                                -- why the last one was skipped: overlap, late, refused
     last_skip_at    timestamptz,
+    skips_at        timestamptz[] NOT NULL DEFAULT '{}', -- the newest 20 that were skipped, newest first
+    skips_why       text[] NOT NULL DEFAULT '{}',        -- and why
     last_error      text,
     paused          boolean NOT NULL DEFAULT false,
     paused_by       text NOT NULL DEFAULT '',
