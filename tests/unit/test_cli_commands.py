@@ -20,7 +20,7 @@ PROFILES = {("profile", name) for name in ("list", "login", "remove", "show", "u
 LOCAL = {*DATABASE, *PROFILES, ("completion",), ("config", "show"), ("init",), ("version",)}
 """Commands that call no server."""
 _SHOWN = {*PROFILES, ("config", "show"), ("doctor",), ("migrate",), ("version",)}
-SILENT = {*LOCAL - _SHOWN, ("worker",), ("schedule", "sync"), ("top",), ("topic", "export")}
+SILENT = {*LOCAL - _SHOWN, ("worker",), ("schedule", "sync"), ("top",), ("topic", "export"), ("export",)}
 """Commands that list and show nothing, or print a file (--format)."""
 
 
@@ -63,6 +63,22 @@ def test_server_database_and_format_are_chosen_in_the_same_way_everywhere(found:
         assert ({"--output", "-o"} <= names) == (path not in SILENT), path
         if path not in SILENT:
             assert given["--output"].get_choices() == FORMATS, path
+
+
+def test_every_list_can_be_filtered_limited_and_watched(found: dict[tuple[str, ...], App]) -> None:
+    lists = [path for path in found if path[-1] == "list" and path not in PROFILES]
+    assert len(lists) >= 11
+    for path in [*lists, ("webhook", "deliveries")]:
+        assert {"--filter", "--limit", "--watch", "--interval", "--output"} <= arguments(found[path]).keys(), path
+
+
+def test_what_changes_many_jobs_or_deletes_can_be_confirmed_by_an_option(found: dict[tuple[str, ...], App]) -> None:
+    many = [("job", verb) for verb in ("cancel", "redrive", "discard", "reprioritise", "move")]
+    many += [("bulk", "start"), ("dead", "redrive"), ("dead", "discard"), ("topic", "drain"), ("topic", "move")]
+    for path in many:
+        assert {"--yes", "--dry-run"} <= arguments(found[path]).keys(), path
+    for path in (("schedule", "delete"), ("webhook", "delete"), ("key", "revoke"), ("workers", "stop")):
+        assert "--yes" in arguments(found[path]), path
 
 
 @pytest.mark.parametrize(

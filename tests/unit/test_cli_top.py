@@ -34,7 +34,8 @@ TOPICS = Place(view=View.TOPICS)
 
 def status(**fields: Any) -> Any:
     return SimpleNamespace(
-        **{"now": NOON, "topics": (), "instances": (), "paused": (), "tenant": "shop", "rates": {}} | fields
+        **{"now": NOON, "topics": (), "instances": (), "paused": (), "tenant": "shop", "rates": {}, "read_only": False}
+        | fields
     )
 
 
@@ -70,6 +71,14 @@ def test_the_header_says_how_long_a_server_has_been_away() -> None:
         texts.header(heading, now=15.0).plain
         == " headgate top · shop @ a:1 · a:1 does not answer, for 5.0s; trying again · read-only · every 2s · ? help "
     )
+
+
+def test_the_header_says_that_the_database_takes_no_writes() -> None:
+    heading = texts.Heading(
+        server="a:1", interval=timedelta(seconds=2), read_only=False, status=status(instances=(1,), read_only=True)
+    )
+    assert "· db read-only ·" in texts.header(heading, now=15.0).plain
+    assert "· db ok ·" in texts.header(replace(heading, status=status(instances=(1,))), now=15.0).plain
 
 
 def test_states_are_summed_over_topics() -> None:

@@ -26,6 +26,7 @@ from headgate.cli.options import (
     Filter,
     Limit,
     Output,
+    Part,
     PerSecond,
     Priority,
     Reason,
@@ -47,6 +48,7 @@ from headgate.cli.output import (
 )
 from headgate.domain.bulk import Verb
 from headgate.domain.ids import JobId
+from headgate.domain.limits import PAGE_MAX
 from headgate.sdk import Headgate
 from headgate.sdk.admin.bulk import Bulk, BulkOperation, BulkPreview, PlanOptions
 
@@ -114,6 +116,7 @@ def plan_options(
 def list_command(
     *,
     active: Annotated[bool, Parameter(help="Only operations that have not ended.")] = False,
+    part: Part = "",
     limit: Limit = 20,
     watch: Watch = ONCE,
     output: Output = "table",
@@ -122,12 +125,14 @@ def list_command(
     """List bulk operations, newest first."""
     show_list(
         server,
-        lambda hg: hg.admin.bulk.list(active=active, limit=limit),
+        lambda hg: hg.admin.bulk.list(active=active, limit=PAGE_MAX if part else limit),
         output,
         OPERATIONS,
         name=lambda one: one.id,
         empty="no operations",
         watch=watch,
+        part=part,
+        limit=limit,
     )
 
 

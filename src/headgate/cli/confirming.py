@@ -9,6 +9,12 @@ from headgate.cli.output import for_people, print_lines
 from headgate.domain.errors import InvalidInput, Refused
 
 
+def confirm_on_terminal(lines: Callable[[], Iterable[str]], output: str, *, yes: bool) -> None:
+    """As `confirm`, for a command that names the one thing it ends: without a terminal it does not ask."""
+    if not yes and for_people(output) and sys.stdin.isatty():
+        confirm(lines, output)
+
+
 def confirm(lines: Callable[[], Iterable[str]], output: str, *, hint: str = "") -> None:
     """Return if the user confirms what the lines say, else raise Refused. Without a terminal --yes is required.
 

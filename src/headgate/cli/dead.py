@@ -20,6 +20,7 @@ from headgate.cli.options import (
     Group,
     Limit,
     Output,
+    Part,
     PerSecond,
     Server,
     Topics,
@@ -29,6 +30,7 @@ from headgate.cli.options import (
 from headgate.cli.output import Columns
 from headgate.domain.bulk import DeadGroup, dead_filter, masked_group
 from headgate.domain.errors import InvalidInput
+from headgate.domain.limits import PAGE_MAX
 from headgate.sdk import Headgate
 
 dead = App(name="dead", help="Dead letters: jobs that failed permanently.")
@@ -46,6 +48,7 @@ GROUPS: Final[Columns[DeadGroup]] = {
 def list_command(
     topic: Topics = "",
     *,
+    part: Part = "",
     limit: Limit = 50,
     watch: Watch = ONCE,
     output: Output = "table",
@@ -56,7 +59,7 @@ def list_command(
     notes: list[str] = []
 
     async def read(hg: Headgate) -> list[DeadGroup]:
-        found = await hg.admin.dead.groups(topic, limit=limit)
+        found = await hg.admin.dead.groups(topic, limit=PAGE_MAX if part else limit)
         partial = f"counted over the newest {found.looked_at:,} dead letters only; there are more"
         notes[:] = [] if found.exact else [partial]
         return [masked_group(one, redaction) for one in found.groups]
@@ -70,6 +73,8 @@ def list_command(
         empty="no dead letters",
         notes=lambda _: notes,
         watch=watch,
+        part=part,
+        limit=limit,
     )
 
 

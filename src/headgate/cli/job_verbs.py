@@ -1,14 +1,18 @@
-"""`headgate job cancel|redrive|discard|reprioritise|move|events`: admin verbs on jobs, by id."""
+"""`headgate job cancel|redrive|discard|reprioritise|move|events`: admin verbs on jobs, by id.
+
+With --filter in place of ids a verb is a bulk operation: the same as `headgate bulk start`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from headgate.cli import values
+from headgate.cli import bulk, values
+from headgate.cli.bulk import plan_options
 from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import show_list
 from headgate.cli.options import (
@@ -26,12 +30,43 @@ from headgate.cli.options import (
     Watch,
 )
 from headgate.cli.output import Columns, for_people, print_lines, print_list, when
+from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId as KnownId
 from headgate.domain.limits import JOB_EVENTS_MAX
 from headgate.sdk import Headgate
 from headgate.sdk.admin import JobChange, Jobs
+from headgate.sdk.admin.bulk import PlanOptions
 from headgate.sdk.admin.history import JobEvent
 
+
+@Parameter(name="*")  # its fields are options of the command itself
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """All jobs that match a filter, in place of ids."""
+
+    filter: Annotated[str, Parameter(help="In place of ids: all jobs that match this filter, as a bulk operation.")] = (
+        ""
+    )
+    yes: Annotated[bool, Parameter(help="With --filter: do not ask for confirmation.")] = False
+    dry_run: Annotated[bool, Parameter(help="With --filter: show which jobs would be affected.")] = False
+    detach: Annotated[bool, Parameter(help="With --filter: return at once, while the operation continues.")] = False
+
+    def replaces(self, job_ids: Sequence[str]) -> bool:
+        """Whether a filter was given; raises InvalidInput if ids were given as well, or options that need one."""
+        if self.filter and job_ids:
+            raise InvalidInput("--filter", "cannot be given together with job ids", hint="give one of the two")
+        if not self.filter and (self.yes or self.dry_run or self.detach):
+            raise InvalidInput("--filter", "is required by --yes, --dry-run and --detach")
+        return bool(self.filter)
+
+    def run(self, server: Server, verb: str, options: PlanOptions, output: str) -> None:
+        """Preview, confirm, start and watch the operation."""
+        bulk.run(
+            server, verb, self.filter, options, yes=self.yes, dry_run=self.dry_run, detach=self.detach, output=output
+        )
+
+
+NO_FILTER: Final = Matching()
 EVENTS: Final[Columns[JobEvent]] = {
     "TIME": lambda event: when(event.at, milliseconds=True),
     "EVENT": lambda event: event.kind,
@@ -59,14 +94,22 @@ def add_verbs(job: App) -> None:
 
 
 def cancel_command(
-    *job_ids: JobIds, reason: JobReason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+    *job_ids: JobIds,
+    matching: Matching = NO_FILTER,
+    reason: JobReason = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Cancel jobs: queued jobs at once, running jobs when their worker stops."""
+    if matching.replaces(job_ids):
+        matching.run(server, "cancel", plan_options(reason), output)
+        return
     _act(server, output, job_ids, lambda jobs, ids: jobs.cancel(ids, reason=reason))
 
 
 def redrive_command(
     *job_ids: JobIds,
+    matching: Matching = NO_FILTER,
     payload: Payload | None = None,
     raw: Raw = False,
     delay: Delay = None,
@@ -76,6 +119,14 @@ def redrive_command(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Put completed, dead or cancelled jobs back on their topic. --payload replaces the payload of a single job."""
+    if matching.replaces(job_ids):
+        if payload is not None:
+            raise InvalidInput("--payload", "is for one job, and cannot be given together with --filter")
+        if per_second % 1:
+            raise InvalidInput("--per-second", "must be a whole number with --filter")
+        options = plan_options(reason, delay=delay, per_second=int(per_second))
+        matching.run(server, "redrive", options, output)
+        return
     body = None if payload is None else values.payload(payload, raw=raw)
     wait = 0 if delay is None else values.duration(delay, field="--delay")
     _act(
@@ -87,31 +138,46 @@ def redrive_command(
 
 
 def discard_command(
-    *job_ids: JobIds, reason: JobReason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+    *job_ids: JobIds,
+    matching: Matching = NO_FILTER,
+    reason: JobReason = "",
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Delete dead or cancelled jobs. Their history stays."""
+    if matching.replaces(job_ids):
+        matching.run(server, "discard", plan_options(reason), output)
+        return
     _act(server, output, job_ids, lambda jobs, ids: jobs.discard(ids, reason=reason))
 
 
 def reprioritise_command(
     *job_ids: JobIds,
+    matching: Matching = NO_FILTER,
     priority: Priority,
     reason: JobReason = "",
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Change the priority of queued jobs, starting with the next claim."""
+    if matching.replaces(job_ids):
+        matching.run(server, "reprioritise", plan_options(reason, priority=priority), output)
+        return
     _act(server, output, job_ids, lambda jobs, ids: jobs.reprioritise(ids, values.priority(priority), reason=reason))
 
 
 def move_command(
     *job_ids: JobIds,
+    matching: Matching = NO_FILTER,
     to: Annotated[str, Parameter(help="Target topic; created if it does not exist.")],
     reason: JobReason = "",
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Move queued jobs to another topic. Priority and age stay."""
+    if matching.replaces(job_ids):
+        matching.run(server, "move", plan_options(reason, topic=to), output)
+        return
     _act(server, output, job_ids, lambda jobs, ids: jobs.move(ids, to, reason=reason))
 
 

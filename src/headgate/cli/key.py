@@ -10,9 +10,10 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli import values
+from headgate.cli.confirming import confirm_on_terminal
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch, YesOnTerminal
 from headgate.cli.output import Columns, details, iso, print_one
 from headgate.domain.api_keys import KeyView, NewKey, check_scopes, is_key_id
 from headgate.domain.errors import InvalidInput, NotFound
@@ -91,6 +92,7 @@ def create_command(
 def list_command(
     *,
     revoked: Annotated[bool, Parameter(help="Revoked keys as well.")] = False,
+    part: Part = "",
     limit: Limit = 1_000,
     watch: Watch = ONCE,
     output: Output = "table",
@@ -98,10 +100,17 @@ def list_command(
 ) -> None:
     """List API keys, without their secrets. The last use is exact to about a minute."""
 
-    async def read(hg: Headgate) -> list[KeyInfo]:
-        return (await hg.admin.keys.list(revoked=revoked))[:limit]
-
-    show_list(server, read, output, KEYS, name=lambda one: f"hg_{one.id}", empty="no keys", watch=watch)
+    show_list(
+        server,
+        lambda hg: hg.admin.keys.list(revoked=revoked),
+        output,
+        KEYS,
+        name=lambda one: f"hg_{one.id}",
+        empty="no keys",
+        watch=watch,
+        part=part,
+        limit=limit,
+    )
 
 
 @key.command(name="rotate")
@@ -126,9 +135,15 @@ def rotate_command(
 
 @key.command(name="revoke")
 def revoke_command(
-    key_name: KeyName, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+    key_name: KeyName,
+    *,
+    reason: Reason = "",
+    yes: YesOnTerminal = False,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """End a key. What is open with it ends within five seconds, on every server."""
+    confirm_on_terminal(lambda: [f"The key {key_name} is revoked; it cannot be made valid again."], output, yes=yes)
 
     async def act(hg: Headgate) -> KeyInfo:
         return await hg.admin.keys.revoke(await _id_of(hg, key_name), reason=reason)

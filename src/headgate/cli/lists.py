@@ -30,8 +30,12 @@ def show_list(
     more: Columns[T] | None = None,
     notes: Callable[[Sequence[T]], Iterable[str]] = lambda _: (),
     watch: Watch = ONCE,
+    part: str = "",
+    limit: int | None = None,
 ) -> None:
     """Read a list and print it; `notes` are lines below it, for people. Columns can depend on what was read.
+
+    Only entries that contain `part` in a column are printed, and of these at most `limit`.
 
     With `watch`, a terminal gets the whole list with every read, a pipe the entries that are new or have changed.
     """
@@ -43,15 +47,22 @@ def show_list(
         if for_people(format_):
             print_lines(notes(items))
 
+    async def chosen(hg: Headgate) -> Sequence[T]:
+        found = await read(hg)
+        if part:
+            texts = [*(columns() if callable(columns) else columns).values(), *(more or {}).values()]
+            found = [item for item in found if any(part.lower() in str(text(item)).lower() for text in texts)]
+        return found[:limit]
+
     async def act(hg: Headgate) -> None:
         if not watch.watch:
-            show(await read(hg), output)
+            show(await chosen(hg), output)
             return
         whole = for_people(output) and sys.stdout.isatty()
         format_ = "ndjson" if output == "json" else output  # a document has an end
         before: set[str] | None = None
         while True:
-            items = await read(hg)
+            items = await chosen(hg)
             texts = [as_json(fields(item)) for item in items]
             if whole:
                 print(f"{CLEAR}{iso(now())}   every {watch.interval}, Ctrl-C ends")

@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli import options as shared
 from headgate.cli import values
+from headgate.cli.confirming import confirm_on_terminal
 from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import (
@@ -269,10 +270,12 @@ def delete_command(
     *,
     version: Version = -1,
     reason: Reason = "",
+    yes: shared.YesOnTerminal = False,
     output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Delete a schedule. Its jobs stay."""
+    confirm_on_terminal(lambda: [f"The schedule {name} is deleted; its jobs stay."], output, yes=yes)
     expected = None if version < 0 else version
     with_client(server, lambda hg: hg.admin.schedules.delete(name, version=expected, reason=reason))
     print_one({"name": name, "deleted": True}, output, lambda: [f"{name} is deleted"], name=name)

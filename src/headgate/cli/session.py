@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch
 from headgate.cli.output import Columns, print_one
 from headgate.sdk import Headgate
 from headgate.sdk.admin import SessionInfo
@@ -27,14 +27,29 @@ SESSIONS: Final[Columns[SessionInfo]] = {
 
 @session.command(name="list")
 def list_command(
-    *, limit: Limit = 1_000, watch: Watch = ONCE, output: Output = "table", server: Server = DEFAULT_SERVER
+    *,
+    part: Part = "",
+    limit: Limit = 1_000,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """List browsers that are signed in to the dashboard. The token needs the scope admin."""
 
     async def read(hg: Headgate) -> list[SessionInfo]:
-        return list(await hg.admin.sessions.list())[:limit]
+        return list(await hg.admin.sessions.list())
 
-    show_list(server, read, output, SESSIONS, name=lambda one: one.id, empty="no sessions", watch=watch)
+    show_list(
+        server,
+        read,
+        output,
+        SESSIONS,
+        name=lambda one: one.id,
+        empty="no sessions",
+        watch=watch,
+        part=part,
+        limit=limit,
+    )
 
 
 @session.command(name="revoke")

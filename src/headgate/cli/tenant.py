@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch
 from headgate.cli.output import Columns, details, print_one
 from headgate.domain.errors import InvalidInput
 from headgate.domain.tenants import IN_BYTES, QUOTAS
@@ -35,14 +35,29 @@ TENANTS: Final[Columns[TenantInfo]] = {
 
 @tenant.command(name="list")
 def list_command(
-    *, limit: Limit = 1_000, watch: Watch = ONCE, output: Output = "table", server: Server = DEFAULT_SERVER
+    *,
+    part: Part = "",
+    limit: Limit = 1_000,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """List tenants: what each uses, and its quotas. The token needs the scope system."""
 
     async def read(hg: Headgate) -> list[TenantInfo]:
-        return list(await hg.admin.tenants.list())[:limit]
+        return list(await hg.admin.tenants.list())
 
-    show_list(server, read, output, TENANTS, name=lambda one: one.name, empty="no tenants", watch=watch)
+    show_list(
+        server,
+        read,
+        output,
+        TENANTS,
+        name=lambda one: one.name,
+        empty="no tenants",
+        watch=watch,
+        part=part,
+        limit=limit,
+    )
 
 
 @tenant.command(name="show")

@@ -9,12 +9,13 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from headgate.cli import values
+from headgate.cli.confirming import confirm_on_terminal
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch, YesOnTerminal
 from headgate.cli.output import Columns, details, duration, for_people, painted, print_lines, print_one, table, when
 from headgate.domain.errors import InvalidInput
-from headgate.sdk import Headgate
+from headgate.domain.limits import PAGE_MAX
 from headgate.sdk.admin.webhooks import DeliveryAttempt, DeliveryInfo, WebhookChanges, WebhookInfo
 
 webhook = App(name="webhook", help="Send events to HTTP endpoints, and show what was delivered.")
@@ -104,22 +105,25 @@ def create_command(
 
 @webhook.command(name="list")
 def list_command(
-    *, limit: Limit = 1_000, watch: Watch = ONCE, output: Output = "table", server: Server = DEFAULT_SERVER
+    *,
+    part: Part = "",
+    limit: Limit = 1_000,
+    watch: Watch = ONCE,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """List all endpoints."""
-
-    async def read(hg: Headgate) -> list[WebhookInfo]:
-        return (await hg.admin.webhooks.list())[:limit]
-
     show_list(
         server,
-        read,
+        lambda hg: hg.admin.webhooks.list(),
         output,
         COLUMNS,
         name=lambda one: one.id,
         empty="no webhooks",
         fields=_fields,
         watch=watch,
+        part=part,
+        limit=limit,
     )
 
 
@@ -179,9 +183,15 @@ def update_command(
 
 @webhook.command(name="delete")
 def delete_command(
-    webhook_id: WebhookId, *, reason: Reason = "", output: Output = "table", server: Server = DEFAULT_SERVER
+    webhook_id: WebhookId,
+    *,
+    reason: Reason = "",
+    yes: YesOnTerminal = False,
+    output: Output = "table",
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Delete an endpoint and its deliveries."""
+    confirm_on_terminal(lambda: [f"The endpoint {webhook_id} and its deliveries are deleted."], output, yes=yes)
     with_client(server, lambda hg: hg.admin.webhooks.delete(webhook_id, reason=reason))
     print_one({"id": webhook_id, "deleted": True}, output, lambda: [f"{webhook_id} is deleted"], name=webhook_id)
 
@@ -207,6 +217,7 @@ def deliveries_command(
     delivery_id: Annotated[str, Parameter(help="Show this delivery and its attempts.")] = "",
     *,
     state: Annotated[str, Parameter(help="Only deliveries that are waiting, sending, delivered or failed.")] = "",
+    part: Part = "",
     limit: Limit = 50,
     watch: Watch = ONCE,
     output: Output = "table",
@@ -218,12 +229,14 @@ def deliveries_command(
         return
     show_list(
         server,
-        lambda hg: hg.admin.webhooks.deliveries(webhook_id, state=state, limit=limit),
+        lambda hg: hg.admin.webhooks.deliveries(webhook_id, state=state, limit=PAGE_MAX if part else limit),
         output,
         DELIVERIES,
         name=lambda one: one.id,
         empty="no deliveries",
         watch=watch,
+        part=part,
+        limit=limit,
     )
 
 

@@ -177,7 +177,15 @@ class TopApp(App[None]):
         )
 
     def _keys(self) -> Text:
-        return texts.keys(self.place, read_only=self._read_only)
+        return texts.keys(self.place, read_only=bool(self._no_changes()))
+
+    def _no_changes(self) -> str:
+        """Why nothing can be changed here now; empty if something can."""
+        if self._read_only:
+            return "this view is read-only (--read-only)"
+        if self.snapshot is not None and self.snapshot.status.read_only:
+            return "the database is read-only: nothing can be changed now"
+        return ""
 
     def _show(self, snapshot: Snapshot) -> None:
         self._show_frame()
@@ -347,8 +355,8 @@ class TopApp(App[None]):
 
     def action_act(self, key: str) -> None:
         """Ask whether to do what a key does here, and do it."""
-        if self._read_only:
-            self._say("this view is read-only (--read-only)")
+        if reason := self._no_changes():
+            self._say(reason)
             return
         if self.snapshot is None or self.snapshot.place != self.place:
             return
