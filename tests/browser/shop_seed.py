@@ -30,6 +30,13 @@ TRACE = """Traceback (most recent call last):
     raise GatewayError(answer.status_code, answer.json()["error"])
 shop.payments.gateway.GatewayError: 402 card_declined: insufficient funds
 """
+LOG = (
+    ("info", "shop.payments", "capture of order 48210: 129.90 EUR, payment pay_7Kd2"),
+    ("warning", "shop.payments.gateway", "the gateway answered 429, asked again after 1.2 s"),
+    ("info", "shop.payments.gateway", "POST /payments/pay_7Kd2/capture took 412 ms, api_key=sk_live_51H"),
+    ("error", "shop.payments.gateway", "402 card_declined: insufficient funds\nrequest: req_9fA2\nretry: not allowed"),
+)
+"""Of each attempt of the first topic; what looks secret is masked."""
 FAILURES: Sequence[tuple[str, dict[str, Any], dict[str, Any], int]] = (
     (
         "payments.capture",
@@ -95,11 +102,22 @@ def failed_first(api: httpx.Client, seed: Seed) -> None:
             assert time.monotonic() < deadline, f"{topic}: the jobs were not claimed"
             claim = {"worker_id": OTHER_WORKER, "topics": [topic], "count": left, "wait_seconds": 5}
             for job in done(api.post("/v1/jobs/claim", json=claim))["jobs"]:
+                if failure["traceback"]:
+                    _log(api, job)
                 done(api.post(f"/v1/jobs/{job['id']}/fail", json={"epoch": job["epoch"], **failure}))
                 seed.jobs.setdefault("dead" if failure.get("permanent") else "retrying", job["id"])
                 left -= 1
     for number in range(14):
         submit(api, "legacy.export", {"table": "orders_2019", "part": number})
+
+
+def _log(api: httpx.Client, job: dict[str, Any]) -> None:
+    now = time.time_ns() // 1_000
+    lines = [
+        {"seq": number, "at_us": now + number * 412_000, "level": level, "logger": logger, "text": text}
+        for number, (level, logger, text) in enumerate(LOG, 1)
+    ]
+    done(api.post(f"/v1/jobs/{job['id']}/heartbeat", json={"epoch": job["epoch"], "logs": lines}))
 
 
 def worked(api: httpx.Client, seed: Seed) -> None:
@@ -193,6 +211,7 @@ async def write_history(dsn: str) -> None:
                 await db.execute(FLOW, tenant, topic_no, now, ago, *flow, _oldest_ms(ago))
                 await db.execute(LATENCY, tenant, topic_no, now, ago, _waits(ago, 5), _waits(ago + 7, 8))
             await db.execute(FLOW, 0, 0, now, ago, 0, 0, 0, 0, 0, 0, None)
+        await db.execute(SKIPS)
         browsers = (("bcdefghijk", "Firefox 132 on Linux"), ("cdefghijkl", "Chrome 131 on macOS"))
         for number, (session, agent) in enumerate(browsers):
             await db.execute(SESSION, session, bytes([number]) * 32, agent, f"10.2.0.{17 + number}", number, tenant)
@@ -208,6 +227,12 @@ ON CONFLICT (tenant_no, topic_no, seconds, at) DO NOTHING"""
 LATENCY = """
 INSERT INTO headgate.latency_buckets (tenant_no, topic_no, seconds, at, pickup, run)
 VALUES ($1, $2, 60, $3::timestamptz - $4 * interval '1 minute', $5, $6)"""
+SKIPS = """
+UPDATE headgate.schedules
+   SET skipped = 2, last_skip = 'overlap', last_skip_at = headgate.clock_v1() - interval '7 minutes',
+       skips_at = ARRAY[headgate.clock_v1() - interval '7 minutes', headgate.clock_v1() - interval '1 day'],
+       skips_why = ARRAY['overlap', 'refused']
+ WHERE name IN ('daily-report', 'reminders')"""
 SESSION = """
 INSERT INTO headgate.web_sessions
        (id, digest, tenant_no, subject, credential, scopes, topics, credential_expires, created_at, expires_at,

@@ -25,6 +25,7 @@ from tests.browser.routes import IMAGES, PICTURES, filled, open_paths, page_path
 from tests.browser.seed import Seed
 from tests.browser.shop_seed import DEADLINE_S, WORKER, failed_first, worked, write_history
 from tests.support.database import Server
+from tests.support.read_only import set_read_only
 from tests.support.server import LoggedProcess, clean_environ
 from tests.support.wire import served
 
@@ -42,6 +43,7 @@ class Shop:
 
     url: str
     seed: Seed
+    dsn: str
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def shop(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFacto
                 time.sleep(0.2)
             with ThreadPoolExecutor() as beside:  # playwright has a loop of its own in this thread
                 beside.submit(asyncio.run, write_history(dsn)).result()
-            yield Shop(server.http_url, seed)
+            yield Shop(server.http_url, seed, dsn)
         finally:
             worker.kill()
 
@@ -81,6 +83,19 @@ def test_write(browser: Browser, shop: Shop, path: str) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_write_errors(browser: Browser, shop: Shop, name: str) -> None:
     write(browser, shop.url, ERRORS[name], IMAGES / f"{name}-light.webp", "light")
+
+
+def test_write_read_only(browser: Browser, shop: Shop) -> None:
+    """The last one that uses the shop: its database takes no writes for a moment."""
+    with ThreadPoolExecutor() as beside:
+        beside.submit(asyncio.run, set_read_only(shop.dsn, to=True)).result()
+        try:
+            with viewing(browser, shop.url) as view:
+                view.open("/ui/topics/payments.capture")
+                view.page.locator("#read-only").wait_for(timeout=20_000)
+            write(browser, shop.url, "/ui/topics/payments.capture", IMAGES / "error-read-only-light.webp", "light")
+        finally:
+            beside.submit(asyncio.run, set_read_only(shop.dsn, to=False)).result()
 
 
 @pytest.mark.parametrize("path", open_paths())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import grpc
@@ -20,9 +19,9 @@ from headgate.sdk.addresses import Address
 from headgate.sdk.admin.jobs import CANCEL
 from headgate.sdk.rpc import explain
 from headgate.server import Server, ServerOptions
-from headgate.store.connect import Connection, connect
 from headgate.wire import admin_pb2
 from tests.support.dispatch_waits import soon
+from tests.support.read_only import Switch, switching
 from tests.support.wire import Wire, failed
 
 BANNER = "The database is read-only: pages can be read, and nothing can be changed."
@@ -60,32 +59,10 @@ async def api(server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-class Switch:
-    """Makes a database read-only, as an operator does: a default for new sessions, and the end of the open ones."""
-
-    def __init__(self, db: Connection, database: str) -> None:
-        self._db, self._name = db, urlsplit(database).path.lstrip("/")
-
-    async def read_only(self) -> None:
-        await self._db.execute(f'ALTER DATABASE "{self._name}" SET default_transaction_read_only = on')
-        await self._end_sessions()
-
-    async def writable(self) -> None:
-        await self._db.execute(f'ALTER DATABASE "{self._name}" RESET default_transaction_read_only')
-
-    async def _end_sessions(self) -> None:
-        await self._db.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'headgate %'"
-        )
-
-
 @pytest.fixture
 async def switch(database: str) -> AsyncIterator[Switch]:
-    db = await connect(database, application_name="switch")
-    await db.execute("SET default_transaction_read_only = off")
-    yield Switch(db, database)
-    await db.close()
+    async with switching(database) as made:
+        yield made
 
 
 async def test_pages_are_read_and_changes_refused_while_the_database_is_read_only(
