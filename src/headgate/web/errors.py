@@ -109,7 +109,8 @@ def _page(request: PageRequest, error: HeadgateError) -> Html:
         events = {"hg:toast": {"text": _sentence(problem), "level": "error"}}
         if problem.field:
             events["hg:invalid"] = {"field": problem.field, "text": problem.detail}
-        headers |= {"hx-trigger": json.dumps(events), "hx-reswap": "none"}
+        mode = "1" if request.visitor.read_only else "0"
+        headers |= {"hx-trigger": json.dumps(events), "hx-reswap": "none", "hg-read-only": mode}
         return Response("", status_code=status, headers=headers, media_type=HTML)
     made = request.render(
         "error.html",
