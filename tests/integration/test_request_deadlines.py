@@ -221,7 +221,7 @@ async def test_a_token_is_checked_again_when_the_request_is_there(
 @pytest.fixture
 def two_submits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two unary submits of a connection may wait."""
-    assert limits.SUBMITS_PER_CONNECTION == 800
+    assert limits.SUBMITS_PER_CONNECTION == 400
     monkeypatch.setattr(limits, "SUBMITS_PER_CONNECTION", 2)
 
 
