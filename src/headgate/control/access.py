@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headgate.control.auth import AllowAll, TokenFile, TokenValidator
 from headgate.control.credentials import Credentials
 from headgate.control.failed_logins import FailedLogins
-from headgate.control.jwt_keys import IssuerKeys
-from headgate.control.jwt_tokens import JwtTokens
 from headgate.control.keyring import KeyRing, KeyRows
 from headgate.control.rate_limits import RateLimits
 from headgate.control.revocation import Holder, OpenCalls, Revocation
 from headgate.domain.jwt_issuers import Issuer
 from headgate.domain.rate_limits import parse_rates
+
+if TYPE_CHECKING:
+    from headgate.control.jwt_keys import IssuerKeys
+    from headgate.control.jwt_tokens import JwtTokens
 
 log = logging.getLogger("headgate.server")
 
@@ -42,8 +44,15 @@ class Access:
         """`issuers` come with a function that reads their keys. `validator` replaces all credentials."""
         self._keys, self.file = keys, file
         self.keyring = KeyRing(keys)
-        self._issuers = [IssuerKeys(issuer, read) for issuer, read in issuers]
-        self.jwts = JwtTokens(self._issuers) if issuers else None
+        self._issuers: list[IssuerKeys] = []
+        self.jwts: JwtTokens | None = None
+        if issuers:
+            # Here, since a server without issuers does not need a library for signatures: a tenth of its start.
+            from headgate.control.jwt_keys import IssuerKeys
+            from headgate.control.jwt_tokens import JwtTokens
+
+            self._issuers = [IssuerKeys(issuer, read) for issuer, read in issuers]
+            self.jwts = JwtTokens(self._issuers)
         self.rates = RateLimits(parse_rates(rates, field="--rates"))
         self.failed_logins = FailedLogins()
         self.open_calls = OpenCalls()

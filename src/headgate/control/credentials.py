@@ -9,15 +9,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headgate.control.auth import TokenFile, TokenValidator
-from headgate.control.jwt_tokens import CREDENTIAL_PREFIX as JWT_PREFIX
-from headgate.control.jwt_tokens import JwtTokens
 from headgate.control.keyring import KeyRing
 from headgate.domain.api_keys import CREDENTIAL_PREFIX as KEY_PREFIX
 from headgate.domain.api_keys import PREFIX
 from headgate.domain.identity import Identity, TokenRevoked, Unauthenticated
+from headgate.domain.jwt_issuers import CREDENTIAL_PREFIX as JWT_PREFIX
+
+if TYPE_CHECKING:
+    from headgate.control.jwt_tokens import JwtTokens
 
 TOKEN_MAX_CHARS: Final = 8_192
 """A longer token is refused unread, whatever its form."""

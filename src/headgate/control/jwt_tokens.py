@@ -31,12 +31,11 @@ from headgate.domain.identity import (
     TokenRevoked,
     Unauthenticated,
 )
-from headgate.domain.jwt_issuers import Issuer
+from headgate.domain.jwt_issuers import CREDENTIAL_PREFIX, Issuer
 from headgate.domain.strict_json import parse_object
 from headgate.domain.topic_sets import TopicSet, check_topic_patterns
 from headgate.domain.validation import check_tenant, check_text
 
-CREDENTIAL_PREFIX: Final = "jwt-"
 VERIFIED_MAX: Final = 10_000
 LOOK_SECONDS: Final = 5.0
 _SCOPES: Final = frozenset(Scope) - {Scope.SYSTEM}

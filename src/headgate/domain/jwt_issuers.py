@@ -19,6 +19,7 @@ from headgate.domain.strict_json import DuplicateName, parse_object
 from headgate.domain.units import duration
 from headgate.domain.validation import check_tenant, check_text, shown
 
+CREDENTIAL_PREFIX: Final = "jwt-"
 KEY_TYPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), "RSA"),
     **dict.fromkeys(("ES256", "ES384", "ES512"), "EC"),
