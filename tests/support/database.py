@@ -33,8 +33,14 @@ from headgate.testing.server import temporary_folder as temporary_folder
 
 T = TypeVar("T")
 _numbers = count(1)  # of all databases that this process makes
-# Less log to keep in memory. Everything that concerns durability stays as users have it.
-_SETTINGS = {"max_wal_size": "256MB", "min_wal_size": "64MB", "shared_buffers": "64MB"}
+# Less log to keep in memory, and PostgreSQL's own time between two looks of autovacuum at a database: each look starts a
+# process, and a database of a test lives for a second. Everything that concerns durability stays as users have it.
+_SETTINGS = {
+    "max_wal_size": "256MB",
+    "min_wal_size": "64MB",
+    "shared_buffers": "64MB",
+    "autovacuum_naptime": "60s",
+}
 # Not our own tables: a table that was never vacuumed is planned for as if it had some rows.
 _COMPACT = """
 SELECT format('VACUUM FULL %s', oid::regclass) FROM pg_catalog.pg_class
