@@ -33,7 +33,7 @@ from headgate.testing.server import temporary_folder as temporary_folder
 
 T = TypeVar("T")
 _numbers = count(1)  # of all databases that this process makes
-# Less log to keep in memory, and PostgreSQL's own time between two looks of autovacuum at a database: each look starts a
+# Less log to keep in memory, and PostgreSQL's own time between two looks of autovacuum at a database: each starts a
 # process, and a database of a test lives for a second. Everything that concerns durability stays as users have it.
 _SETTINGS = {
     "max_wal_size": "256MB",

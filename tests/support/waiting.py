@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _PAUSE, _PAUSE_MAX, _PAUSE_GROWTH = 0.005, 0.05, 1.2
-"""Short at first, then longer: most waits end soon, and in a long one the looks would keep a processor busy that what is
+"""Short at first, then longer: most waits end soon, and in a long one the looks keep a processor busy that what is
 awaited needs."""
 TIME_LIMIT = timedelta(seconds=60)
 """A guard against waiting forever, and no measure of speed: nothing comes near it at a third of a machine's speed."""
