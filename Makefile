@@ -9,7 +9,7 @@ COMPILED := $(VENV)/.compiled
 # Without bytecode every process compiles all it imports again: servers and workers of tests are processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dev test test-record model test-e2e test-versions check check-supply check-pyright format screens configuration wire lock clean browser screenshots requirements explain job-path catalogue fuzz faults \
+.PHONY: help demo dev test test-record test-tools model test-e2e test-versions check check-supply check-pyright format screens configuration wire lock clean browser screenshots requirements explain job-path catalogue fuzz faults \
         mutants openapi api-check failover overload soak pages bench bench-record bench-overhead bench-long bench-peers bench-docs
 
 help: ## list the targets
@@ -42,6 +42,9 @@ test-record: $(COMPILED) ## the same, and record the duration of each file for t
 
 model: $(READY) ## search for a sequence of verbs in which the store and its model differ: EXAMPLES=2000
 	@HEADGATE_MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest -q tests/property/test_store_model.py
+
+test-tools: $(COMPILED) ## the tests of the tools of development: lanes of the benchmark, recorded screens
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/tools
 
 test-e2e: $(COMPILED) ## only the tests with real server and worker processes
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault

@@ -28,12 +28,15 @@ os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "headgate-te
 
 gc.disable()  # until all tests are collected: almost all that this makes, stays
 
-BROWSER = Path(__file__).parent / "browser"
+OWN_TARGETS = frozenset({"browser", "tools"})
+"""Folders that `make browser` and `make test-tools` run: neither is a test of the product that needs no browser."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the tests in a browser to `make browser`, which names their folder."""
-    return True if collection_path == BROWSER and not any("browser" in one for one in config.args) else None
+    """Leave tests that have a target of their own to it: it names their folder."""
+    if collection_path.parent != Path(__file__).parent or collection_path.name not in OWN_TARGETS:
+        return None
+    return None if any(collection_path.name in one for one in config.args) else True
 
 
 def pytest_collection_finish() -> None:
