@@ -22,8 +22,7 @@ import traceback
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-
-from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+from typing import TYPE_CHECKING
 
 from headgate.domain.errors import (
     DataFolderInUse,
@@ -44,6 +43,9 @@ from headgate.domain.errors import (
     UnsafeDatabase,
     UnsuitableDatabase,
 )
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError, MissingArgumentError
 
 FAILURE, USAGE, BUG, INTERRUPTED = 1, 2, 70, 130
 
@@ -146,6 +148,8 @@ def print_warning(text: str) -> None:
 
 def usage_text(error: CycloptsError) -> str:
     """Return one line for an error of the command-line parser."""
+    from cyclopts import MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         words = _OTHER_WORDS.get(" ".join(error.command_chain or ()), {})
         if (known := words.get(error.unused_tokens[0])) is not None:
