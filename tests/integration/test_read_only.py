@@ -94,9 +94,7 @@ async def test_pages_are_read_and_changes_refused_while_the_database_is_read_onl
     refused = await api.post("/ui/jobs/redrive", data={"csrf": token, "id": dead["id"]})
     assert refused.status_code == 503
     assert ("The database is read-only" in refused.text, "<code>read_only</code>" in refused.text) == (True, True)
-    part = await api.post(
-        "/ui/jobs/redrive", data={"csrf": token, "id": dead["id"]}, headers={"hx-request": "true"}
-    )
+    part = await api.post("/ui/jobs/redrive", data={"csrf": token, "id": dead["id"]}, headers={"hx-request": "true"})
     assert (part.status_code, part.headers["hg-read-only"]) == (503, "1"), "the page shows the banner then"
     chosen = await api.post("/ui/preferences", data={"csrf": token, "theme": "dark"})
     assert chosen.status_code == 303, "what is kept in the browser can be changed"
