@@ -108,7 +108,7 @@ class Bulk:
             exact=found.exact,
             eligible=found.eligible,
             by_state=by_state(found.counts),
-            sample=[job_info(job) for job in found.sample],
+            sample=[job_info(job, self._connection.encryption) for job in found.sample],
         )
 
     async def start(

@@ -197,15 +197,15 @@ class Schedules:
         """The occurrences such a schedule would have from `start` (now); nothing is stored."""
         when = timing(cron=cron, zone=zone, every=every, anchor=anchor)
         check_integer(count, field="count", low=1, high=limits.OCCURRENCES_MAX)
-        request = pb.NextRequest(timing=when, count=count, after_us=0 if start is None else unix_us(start))
+        after_us = 0 if start is None else unix_us(check_aware(start, field="start"))
+        request = pb.NextRequest(timing=when, count=count, after_us=after_us)
         return _moments(await self._call(NEXT, request, "preview"))
 
     async def jobs(self, name: str, *, limit: int = 50, before: datetime | None = None) -> Runs:
         """The jobs it made, newest occurrence first."""
         check_page_size(limit)
-        request = pb.ScheduleJobsRequest(
-            name=utf8_text(name, field="name"), limit=limit, before_us=0 if before is None else unix_us(before)
-        )
+        before_us = 0 if before is None else unix_us(check_aware(before, field="before"))
+        request = pb.ScheduleJobsRequest(name=utf8_text(name, field="name"), limit=limit, before_us=before_us)
         return [
             ScheduledRun(
                 job_id=id_from_bytes(job.job_id),

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
-from headgate.domain.validation import check_page_size, shown
+from headgate.domain.validation import check_integer, check_page_size, shown
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
@@ -19,12 +19,13 @@ from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import webhooks_pb2 as pb
 
 _MS: Final = timedelta(milliseconds=1)
-CREATE: Final = Method("WebhookService/Create", pb.CreateWebhookRequest, pb.WebhookWithSecret)
+# Not repeatable: a second endpoint would get every event, too, and its secret is not known to anyone.
+CREATE: Final = Method("WebhookService/Create", pb.CreateWebhookRequest, pb.WebhookWithSecret, repeatable=False)
 GET: Final = Method("WebhookService/Get", pb.GetWebhookRequest, pb.Webhook)
 LIST: Final = Method("WebhookService/List", pb.ListWebhooksRequest, pb.ListWebhooksResponse)
 UPDATE: Final = Method("WebhookService/Update", pb.UpdateWebhookRequest, pb.Webhook)
 DELETE: Final = Method("WebhookService/Delete", pb.DeleteWebhookRequest, pb.DeleteWebhookResponse)
-ROTATE: Final = Method("WebhookService/RotateSecret", pb.RotateSecretRequest, pb.WebhookWithSecret)
+ROTATE: Final = Method("WebhookService/RotateSecret", pb.RotateSecretRequest, pb.WebhookWithSecret, repeatable=False)
 TEST: Final = Method("WebhookService/Test", pb.TestWebhookRequest, pb.Delivery)
 DELIVERIES: Final = Method("WebhookService/ListDeliveries", pb.ListDeliveriesRequest, pb.ListDeliveriesResponse)
 DELIVERY: Final = Method("WebhookService/GetDelivery", pb.GetDeliveryRequest, pb.Delivery)
@@ -170,7 +171,7 @@ class WebhooksAdmin:
         """Change what is given, and renew the time to live. Raises NotFound, VersionConflict."""
         request = pb.UpdateWebhookRequest(id=_id(webhook_id), reason=utf8_text(reason, field="reason"))
         if version is not None:
-            request.expected_version = version
+            request.expected_version = check_integer(version, field="version", low=0, high=2**31 - 1)
         if "url" in changes:
             request.url = utf8_text(changes["url"], field="url")
         if "description" in changes:
