@@ -232,6 +232,22 @@ async def test_the_previous_secret_signs_until_its_overlap_is_over(hooks: Hooks,
     assert again.secrets == ("whsec_6",)
 
 
+async def test_a_later_rotation_does_not_prolong_the_time_of_an_older_secret(hooks: Hooks, clock: Clock) -> None:
+    made = await hooks.create("job.completed")
+    for secret, hours in (("whsec_1", 1), ("whsec_2", 24)):
+        await webhooks.rotate_secret(
+            *(hooks.db, await hooks.tenant_no(), made.id),
+            secret=secret,
+            overlap=timedelta(hours=hours),
+            who="ana",
+            reason="",
+        )
+        await clock.advance(minutes=30)
+    await hooks.complete()
+    (delivery,) = await hooks.claim(1)
+    assert delivery.secrets == ("whsec_2", "whsec_1")
+
+
 async def test_a_tenant_has_a_bounded_number_of_endpoints(hooks: Hooks) -> None:
     await hooks.create()
     await hooks.db.execute(
