@@ -6,19 +6,21 @@ import asyncio
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from headgate.api.http.auth import Admission, Guard
+from headgate.api.http.auth import RULE, Admission, Guard
+from headgate.api.http.origins import ForgedRequest
 from headgate.api.http.request import ApiRequest
-from headgate.control.auth import AllowAll
+from headgate.control.auth import AllowAll, KnowsAll
 from headgate.control.failed_logins import FailedLogins
 from headgate.control.permissions import RULES
 from headgate.control.rate_limits import RateLimits
 from headgate.domain import limits
 from headgate.domain.errors import Overloaded
-from headgate.domain.identity import Identity, Scope
+from headgate.domain.identity import Identity, PermissionDenied, Scope
+from headgate.domain.topic_sets import TopicSet
 
 CALLER = Identity(tenant="acme", subject="ana", scopes=frozenset(Scope))
 
@@ -76,3 +78,38 @@ async def test_a_credential_has_a_bounded_number_of_bodies_in_memory(monkeypatch
         assert reads == 0
     assert await request().body() == b"{}"
     assert not bodies.locked(), "a turn ends with the body"
+
+
+class OneToken(KnowsAll):
+    """Every token is that of mia, who may operate the topic mail."""
+
+    identity = Identity(tenant="acme", subject="mia", scopes=frozenset({Scope.OPERATE}), topics=TopicSet.of("mail"))
+
+    def identify(self, token: str) -> Identity:
+        del token
+        return self.identity
+
+
+def asked(method: str, **headers: str) -> Any:
+    return SimpleNamespace(
+        scope={"path_params": {}, "method": method}, headers={"host": "127.0.0.1:7071", **headers}, query_params={}
+    )
+
+
+def routed(rule: str) -> Any:
+    return SimpleNamespace(opt={RULE: rule})
+
+
+async def test_a_token_for_some_topics_is_refused_what_reaches_all_topics_also_over_http() -> None:
+    guard = Guard(cast("Any", OneToken()), RULES, FailedLogins(), RateLimits())
+    await guard(asked("POST", authorization="Bearer x"), routed("/headgate.v1.AdminService/CancelJobs"))
+    with pytest.raises(PermissionDenied, match="reaches all topics"):
+        await guard(asked("POST", authorization="Bearer x"), routed("/headgate.v1.WebhookService/Create"))
+
+
+async def test_without_a_login_a_change_that_another_site_sends_is_refused() -> None:
+    guard = Guard(AllowAll(), RULES, FailedLogins(), RateLimits())
+    route = routed("/headgate.v1.AdminService/CancelJobs")
+    await guard(asked("POST"), route)
+    with pytest.raises(ForgedRequest):
+        await guard(asked("POST", **{"sec-fetch-site": "cross-site", "origin": "https://evil.example"}), route)
