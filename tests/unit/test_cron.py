@@ -85,6 +85,11 @@ def test_names_steps_lists_and_words_mean_what_they_say() -> None:
     assert check_timing(Cron(expression="  0   7 * *  1-5 ")) == Cron(expression="0 7 * * 1-5")
 
 
+def test_a_step_from_a_weekday_ends_with_saturday() -> None:
+    assert parse_cron("0 0 * * 1/2").weekdays == {1, 3, 5}
+    assert parse_cron("0 0 * * 1-7/2").weekdays == {1, 3, 5, 0}
+
+
 def test_both_day_fields_must_match_only_when_one_begins_with_a_star() -> None:
     # The 1st, or any Friday.
     assert local_times("0 0 1 * 5", "UTC", "2026-01-01", 3) == [

@@ -72,6 +72,8 @@ def test_an_operator_permits_networks() -> None:
         ("https://[::1", "is not a URL"),
         ("https://2130706433/", "neither a host name nor an IP address"),
         ("https://0x7f000001/", "neither a host name nor an IP address"),
+        ("https://2130706433./", "neither a host name nor an IP address"),
+        ("https://0x7f.1./", "neither a host name nor an IP address"),
         ("https://0177.0.0.1/", "neither a host name nor an IP address"),
         ("https://127.1/", "neither a host name nor an IP address"),
         ("https://exam ple.com/", "U+0020"),
