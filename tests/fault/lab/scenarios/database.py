@@ -49,7 +49,7 @@ async def work_flows(world: World, *, within: float = RESUMES_WITHIN, jobs: int 
     for number in range(jobs):
         for _ in range(AGAIN):
             key = f"flow-{number}-{world.chance.randrange(10**9)}"
-            job = await world.load.submit(world.load.tenant(RED), "fast", key=key)
+            job = await world.load.submit(world.load.tenant(RED), "fast", key=key, known_later=False)
             if job is not None:
                 await completed(world, [job], within=max(1.0, began + within - time.monotonic()))
                 break
@@ -221,14 +221,15 @@ async def commits_are_answered_into_the_void(world: World) -> None:
     async with world.faulty("cut after commit"):
         proxy.cut(r"headgate\.submit", statements=True, times=4)
         for number in range(6):
-            assert await world.load.submit(tenant, "fast", key=f"void-{world.seed}-{number}") is not None
+            key = f"void-{world.seed}-{number}"
+            assert await world.load.submit(tenant, "fast", key=key, known_later=False) is not None
         assert proxy.struck >= 2, proxy.struck
     proxy.heal()
     body, key = world.load._body(tenant, ms=5), f"nobody-knows-{world.seed}"
     async with world.faulty("cut after commit, and no way back"):
         struck = proxy.struck
         proxy.cut(r"headgate\.submit", statements=True, times=20)
-        asked = asyncio.create_task(world.load.submit(tenant, "fast", body=body, key=key))
+        asked = asyncio.create_task(world.load.submit(tenant, "fast", body=body, key=key, known_later=False))
 
         async def cut_off() -> bool:
             return proxy.struck > struck
@@ -246,7 +247,7 @@ async def commits_are_answered_into_the_void(world: World) -> None:
         proxy.heal()
     job = await asked
     assert job is not None
-    assert await world.load.submit(tenant, "fast", body=body, key=key) == job
+    assert await world.load.submit(tenant, "fast", body=body, key=key, known_later=False) == job
     world.coverage.add("ambiguous_commit")
     await completed(world, [job])
 

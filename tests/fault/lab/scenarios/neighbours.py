@@ -58,9 +58,10 @@ async def connections_run_out(world: World) -> None:
     async with world.faulty("no connection left"):
         got = await leak.leak()
         assert got >= 3, got
-        job = await world.load.submit(world.load.tenant(RED), "fast", key=f"full-{world.seed}")
+        tenant = world.load.tenant(RED)
+        job = await world.load.submit(tenant, "fast", key=f"full-{world.seed}", known_later=False)
         assert job is not None, "nothing is acknowledged although every lane has its session"
-        await world.load.tenant(RED).hg.wait_result(job, timeout=15)
+        await tenant.hg.wait_result(job, timeout=15)
         await asyncio.sleep(2 * world.lease)
         # Now they lose one each, and someone else is quicker.
         session = leak._sessions[0]
@@ -70,7 +71,8 @@ async def connections_run_out(world: World) -> None:
         assert ended
         await leak.leak()
         turned_away = _turned_away(world)
-        asked = asyncio.create_task(world.load.submit(world.load.tenant(RED), "fast", key=f"fuller-{world.seed}"))
+        submitting = world.load.submit(tenant, "fast", key=f"fuller-{world.seed}", known_later=False)
+        asked = asyncio.create_task(submitting)
 
         async def servers_too() -> bool:
             return _turned_away(world) > turned_away
