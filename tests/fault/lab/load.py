@@ -323,9 +323,9 @@ class Load:
     async def _do_many(self, tenant: Tenant) -> None:
         tenant.jobs.extend(await self.submit_many(tenant, "slow", self._chance.choice((5, 10, 20))))
 
-    async def submit_many(self, tenant: Tenant, topic: str, number: int) -> list[UUID]:
+    async def submit_many(self, tenant: Tenant, topic: str, number: int, **extra: object) -> list[UUID]:
         """So many jobs by one call; none when it was not answered."""
-        bodies = [self._body(tenant, ms=5) for _ in range(number)]
+        bodies = [self._body(tenant, ms=5, **extra) for _ in range(number)]
         op = self.recorder.invoke("submit_many", tenant=tenant.name, topic=topic, bodies=[body_no(b) for b in bodies])
         try:
             handles = await tenant.hg.submit_many(topic, bodies, timeout=SUBMIT_SECONDS)

@@ -19,15 +19,20 @@ from tests.fault.lab.load import Tenant
 from tests.fault.lab.mix import DEEDS
 from tests.fault.lab.postgres import postgres_stopped
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.steps import OTHERS_LOAD, RED, add_worker, client_of, completed, eventually, hold, printed
+from tests.fault.lab.steps import OTHERS_LOAD, RED, add_worker, client_of, completed, eventually, printed
 from tests.support.epochs import claims
 
 PAGE: Final = 8192
 OUR_PAGE: Final = """
 SELECT (ctid::text::point)[0]::int AS page, (array_agg(id))[1] AS job, pg_relation_filepath('headgate.jobs') AS path
   FROM headgate.jobs j WHERE (ctid::text::point)[0] < pg_relation_size('headgate.jobs') / 8192 - 1
- GROUP BY 1 HAVING bool_and(id = ANY ($1)) ORDER BY sum(pg_column_size(j)) DESC LIMIT 1"""
-"""As full as can be, and not the last one: no new row has its place there."""
+ GROUP BY 1
+HAVING bool_and(id = ANY ($1)) AND 8168 - sum((pg_column_size(j) + 7) / 8 * 8 + 4)
+       < 819 + (SELECT min(pg_column_size(o)) FROM headgate.jobs o)
+ ORDER BY sum(pg_column_size(j)) DESC LIMIT 1"""
+"""Not the last one, and so full that no other row has its place there: fillfactor leaves 819 of 8168 bytes free."""
+ROW_BYTES: Final = 900
+"""Of a job: eight of them fill a page."""
 ON_A_PAGE: Final = """
 SELECT a.id, a.tableoid::regclass::text, pg_relation_filepath(a.tableoid) FROM headgate.archive a
   JOIN headgate.tenants n USING (tenant_no)
@@ -63,11 +68,18 @@ async def a_page_is_broken(world: World) -> None:
 @scenario("F48b", "flipped byte in a page of jobs that wait", checks=("I13",), world=OTHERS_LOAD)
 async def a_page_of_waiting_jobs_is_broken(world: World) -> None:
     """Whoever asks for them is notified; their topic stalls, in words, and the others do not. Put right, they run."""
-    jobs = await hold(world, 150, extra={"pad": "x" * 700})  # no one listens to them yet
-    jobs.let_go()
+    gate = world.folder / "gate-page"
+    gate.touch()
+    tenant = world.load.tenant(RED)
+    jobs = await world.load.submit_many(tenant, "held", 1, until=str(gate), pad="")
     async with world.database() as db:
-        row = await db.fetchrow(OUR_PAGE, jobs.ids)
-    assert row is not None, "none of the pages has only these jobs"
+        size: int = await db.fetchval("SELECT pg_column_size(j) FROM headgate.jobs j WHERE id = ANY ($1)", jobs)
+    # No one runs them yet. By one call: rows of others would come between them.
+    jobs += await world.load.submit_many(tenant, "held", 150, until=str(gate), pad="x" * (ROW_BYTES - size))
+    assert len(jobs) == 151
+    async with world.database() as db:
+        row = await db.fetchrow(OUR_PAGE, jobs)
+    assert row is not None, "none of the pages is full, and has only these jobs"
     async with world.faulty("flip a byte"):
         async with postgres_stopped(world) as data:
             _flip(data / row["path"], row["page"])
@@ -84,7 +96,7 @@ async def a_page_of_waiting_jobs_is_broken(world: World) -> None:
         finally:
             async with postgres_stopped(world) as data:
                 _flip(data / row["path"], row["page"])
-    ended = await jobs.end()
+    ended = await completed(world, jobs)
     assert {(one.attempt, claims(one.epoch)) for one in ended} == {(1, 1)}, ended
 
 
