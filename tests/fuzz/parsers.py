@@ -196,7 +196,7 @@ SEEDS: Final[dict[str, list[bytes]]] = {
     "arguments": [b'{"to": "x", "count": 3, "when": "2026-01-01T00:00:00Z", "span": "PT5S"}', b'{"to": 1}'],
     "results": [b'{"a": [1, "x", null]}', b"[" * 5_000],
     "addresses": [b"https://host:7070,[::1]:80", b"host", b"http://[::ffff:1.2.3.4]:99999"],
-    "settings": [b"postgresql://user:pw@host:5432/db?host=x|/tmp/data", b"postgres://u|~?"],
+    "settings": [b"postgresql://user:pw@host:5432/db?host=x|/tmp/data", b"postgres://u|~?", b"postgres://u|~\0?"],
     "config_files": [b'[server]\nlease = "5m"\nport = 70\n[payload]\nredact = ["a"]\n', b'server.lease = """\n1"""'],
     "database_urls": [b"postgresql://u:p%40@[::1]:5432/d%00b?host=a&port=b", b"postgres://["],
     "tokens": [b'{"0123456789abcdef": {"tenant": "acme", "scopes": ["read"], "topics": ["mail"]}}'],

@@ -374,6 +374,8 @@ def _choice(setting: Setting, text: str, *, field: str) -> str:
 
 
 def _path(text: str, *, field: str) -> Path:
+    if "\0" in text:
+        raise InvalidInput(field, "contains a NUL byte", hint="use an absolute path")
     try:
         return Path(text).expanduser()
     except RuntimeError as problem:
