@@ -144,7 +144,8 @@ def worked(api: httpx.Client, seed: Seed) -> None:
         ("reminders", "mail.welcome", "0 9 * * mon-fri", mail),
     ):
         timing = {"cron": {"expression": cron, "zone": "Europe/Berlin"}}
-        done(api.put(f"/v1/schedules/{name}", json={"spec": {"topic": topic, "timing": timing, "payload": payload}}))
+        spec = {"topic": topic, "timing": timing, "payload": payload, "overlap": "skip", "when_full": "skip"}
+        done(api.put(f"/v1/schedules/{name}", json={"spec": spec}))
     for _ in range(7):
         done(api.post("/v1/schedules/reminders/trigger"))
     webhook = done(
