@@ -24,7 +24,6 @@ from headgate.domain.identity import Identity
 from headgate.server import Server, ServerOptions
 from headgate.wire import producer_pb2, worker_pb2
 from tests.support.fake_server import until
-from tests.support.waiting import until_async
 from tests.support.wire import PRODUCE, WORK, Ended, Wire
 
 GET_JOB = "/headgate.v1.ProducerService/GetJob"
@@ -213,38 +212,3 @@ async def test_a_token_is_checked_again_when_the_request_is_there(
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asyncio.wait_for(call.read(), 20)
         assert Ended.of(ended.value).code == code
-
-
-# ---------------------------------------------------------------------- calls of one connection
-
-
-@pytest.fixture
-def two_submits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two unary submits of a connection may wait."""
-    assert limits.SUBMITS_PER_CONNECTION == 400
-    monkeypatch.setattr(limits, "SUBMITS_PER_CONNECTION", 2)
-
-
-@pytest.mark.usefixtures("two_submits")
-async def test_submits_beyond_what_may_wait_of_one_connection_are_refused_with_a_code_and_a_time(
-    tokens: Tokens,
-) -> None:
-    async with tokens.wire(tokens.ONE) as full, tokens.wire(tokens.ONE) as other:
-        calls = await silent(tokens, full, SUBMIT, 2)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await full.submit("mail")
-        said, trailers = Ended.of(refused.value), dict(refused.value.trailing_metadata() or ())
-        assert (said.status, said.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded")
-        assert int(str(trailers["headgate-retry-after-ms"])) == limits.SUBMIT_AGAIN_MS
-        await other.submit("mail")  # another connection of the same token
-        assert await answered(full)  # and other calls of this one
-        calls[0].cancel()
-
-        async def submitted() -> bool:
-            try:
-                return bool(await full.submit("mail"))
-            except grpc.aio.AioRpcError:
-                return False
-
-        await until_async(submitted, "a call that has ended counts no more")
-        calls[1].cancel()

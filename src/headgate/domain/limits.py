@@ -143,11 +143,6 @@ TURN_WITHIN: Final = timedelta(seconds=30)
 """How long one waits for that turn. The times below begin with it."""
 TURN_AGAIN_MS: Final = 1_000
 """After what time to try again when the turn did not come."""
-SUBMITS_PER_CONNECTION: Final = 400
-"""Unary submits of one connection that wait at the same time; more are refused as overloaded. gRPC itself refuses what
-exceeds 1,000 calls of a connection, those that are not put away yet included, without a code or a time to wait."""
-SUBMIT_AGAIN_MS: Final = 500
-"""After what time to try again when so many wait."""
 HELLO_WITHIN: Final = timedelta(seconds=10)
 """From the opening of a stream to the whole of its first message."""
 REQUEST_WITHIN: Final = timedelta(seconds=20)

@@ -27,8 +27,6 @@ Response = TypeVar("Response", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Serve: TypeAlias = "Callable[[object, Context], Awaitable[None]]"
-Call: TypeAlias = Callable[[object, Context], Awaitable[Response]]
-"""What serves a call with one response."""
 Method: TypeAlias = Callable[[Rule], Handler]
 """A method of a service, built when its rule is known."""
 
@@ -108,16 +106,9 @@ def _missing(kind: type[Message]) -> InvalidInput:
 
 
 def unary(
-    answer: Callable[[Request, Context], Awaitable[Response]],
-    request: type[Request],
-    response: type[Response],
-    *,
-    bounded: Callable[[Call[Response]], Call[Response]] = lambda call: call,
+    answer: Callable[[Request, Context], Awaitable[Response]], request: type[Request], response: type[Response]
 ) -> Method:
-    """One request, one response; a HeadgateError that `answer` raises becomes the status of the call.
-
-    `bounded` applies before the request is read.
-    """
+    """One request, one response; a HeadgateError that `answer` raises becomes the status of the call."""
 
     async def call(_requests: object, context: Context) -> Response:
         message = None
@@ -133,10 +124,8 @@ def unary(
             del message  # otherwise it would stay in memory with the error: see end_with
             await end_with(context, error)
 
-    serve = bounded(call)
-
     def made(rule: Rule) -> Handler:
-        return grpc.stream_unary_rpc_method_handler(serve, reader_of(request, rule), response.SerializeToString)
+        return grpc.stream_unary_rpc_method_handler(call, reader_of(request, rule), response.SerializeToString)
 
     return made
 

@@ -1,4 +1,4 @@
-"""Bounds the streams that one address has open, and the calls that one connection has open.
+"""Bounds the streams that one address has open.
 
 An open stream costs memory, and a loop that opens streams and forgets them looks like a thousand workers. The bound is
 per address and generous: behind a proxy all clients have one address. Unix sockets have no address and are not counted:
@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from google.protobuf.message import Message
-
 from headgate.api.grpc.errors import end_with
-from headgate.api.grpc.methods import Call, Context
-from headgate.domain.errors import HeadgateError, Overloaded
+from headgate.api.grpc.methods import Context
+from headgate.domain.errors import HeadgateError
 
 First = TypeVar("First")
-Response = TypeVar("Response", bound=Message)
 
 
 class TooManyStreams(HeadgateError):
@@ -62,35 +59,6 @@ class PeerStreams:
                 self._open[address] -= 1
                 if not self._open[address]:
                     del self._open[address]
-
-        return counted
-
-
-class ConnectionCalls:
-    """Counts the open calls by connection. More than `limit` are refused as overloaded, with a time to try again.
-
-    gRPC refuses what exceeds its own limit of a connection, without a code and without a time.
-    """
-
-    def __init__(self, limit: int, *, again_ms: int) -> None:
-        self._limit, self._again_ms = limit, again_ms
-        self._open: Counter[str] = Counter()
-
-    def bounded(self, call: Call[Response]) -> Call[Response]:
-        """The same handler, which refuses a connection with too many calls."""
-
-        async def counted(requests: object, context: Context) -> Response:
-            connection = context.peer()
-            if self._open[connection] >= self._limit:
-                waiting = f"{self._limit} calls of this connection wait for their answers, the maximum"
-                await end_with(context, Overloaded(waiting, retry_after_ms=self._again_ms))
-            self._open[connection] += 1
-            try:
-                return await call(requests, context)
-            finally:
-                self._open[connection] -= 1
-                if not self._open[connection]:
-                    del self._open[connection]
 
         return counted
 

@@ -11,13 +11,12 @@ import grpc
 from headgate.api.grpc import codec, submit_codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.methods import Context, bidi_stream, grpc_service, unary
-from headgate.api.grpc.peers import ConnectionCalls, PeerStreams
+from headgate.api.grpc.peers import PeerStreams
 from headgate.api.grpc.producer_stream import ProducerStream
 from headgate.control.auth import TokenValidator
 from headgate.control.jobs import Jobs
 from headgate.control.revocation import OpenCalls
 from headgate.control.submit import Submits
-from headgate.domain import limits
 from headgate.domain.ids import id_from_bytes
 from headgate.wire import jobs_pb2
 from headgate.wire import producer_pb2 as pb
@@ -71,12 +70,11 @@ class ProducerService:
 
 def producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
     """The service's methods; `peers` bounds the streams."""
-    submits = ConnectionCalls(limits.SUBMITS_PER_CONNECTION, again_ms=limits.SUBMIT_AGAIN_MS)
     return grpc_service(
         "headgate.v1.ProducerService",
         {
             "Produce": bidi_stream(peers.bounded(service.produce), pb.ProducerFrame, pb.ProducerReply),
-            "Submit": unary(service.submit, pb.SubmitRequest, pb.SubmitResponse, bounded=submits.bounded),
+            "Submit": unary(service.submit, pb.SubmitRequest, pb.SubmitResponse),
             "SubmitBatch": unary(service.submit_batch, pb.SubmitBatchRequest, pb.SubmitBatchResponse),
             "GetJob": unary(service.get_job, pb.GetJobRequest, jobs_pb2.JobInfo),
             "WaitResult": unary(service.wait_result, pb.WaitResultRequest, jobs_pb2.JobInfo),
