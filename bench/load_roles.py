@@ -168,9 +168,12 @@ async def frames(meter: Meter, hg: Headgate, token: str, options: dict[str, int]
 
 
 async def calls(meter: Meter, hg: Headgate, token: str, options: dict[str, int]) -> None:
-    """One unary Submit for each job; nothing is sent again."""
+    """One unary Submit for each job, over a channel as any client of gRPC has it; a refused one is not sent again.
+
+    Such a channel sends a call again by itself that was reset unread, as one is when 1,000 are open on a connection.
+    """
     most = options.get("waiting", 2_000)
-    channel = rpc.open_channel(hg._connection.addresses[0])
+    channel = grpc.aio.insecure_channel(hg._connection.addresses[0].target)
 
     async def call() -> None:
         at, raw = time.monotonic(), make_ids.next_id().bytes
