@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from headgate.dispatch.progress import ProgressWriter
 from headgate.domain.dispatching import Renewal
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import Receipt, State
@@ -201,9 +202,27 @@ async def test_progress_of_a_locked_row_keeps_no_renewal_waiting(
     worker, (locked, free) = await holding(stepped, 2)
     async with locking(database, [locked]):
         words = {job: (worker.session.held[job][0], {"done": 7}) for job in (locked, free)}
-        await asyncio.wait_for(stepped.store.progress(worker.session.tenant_no, words), SOON)
+        assert await asyncio.wait_for(stepped.store.progress(worker.session.tenant_no, words), SOON) == [locked]
     rows = await db.fetch("SELECT id, progress IS NULL FROM headgate.jobs")
     assert {row[0]: row[1] for row in rows} == {locked: True, free: False}
+
+
+async def test_progress_of_a_locked_row_is_noted_in_a_later_round(
+    database: str, stepped: Instance, db: Connection
+) -> None:
+    """A renewal of the same job at the same moment is such a lock, and a job may report only once."""
+    worker, (once, twice) = await holding(stepped, 2)
+    tenant, writer = worker.session.tenant_no, ProgressWriter(stepped.renewer.calls)
+    for job in (once, twice):
+        writer.note(tenant, job, worker.session.held[job][0], {"done": 1})
+    async with locking(database, [once, twice]):
+        assert await asyncio.wait_for(writer.run_once(), SOON) == 0
+        writer.note(tenant, twice, worker.session.held[twice][0], {"done": 2})
+        assert await asyncio.wait_for(writer.run_once(), SOON) == 0
+    assert await writer.run_once() == 2
+    rows = await db.fetch("SELECT id, progress->>'done' FROM headgate.jobs")
+    assert {row[0]: row[1] for row in rows} == {once: "1", twice: "2"}
+    assert await writer.run_once() == 0
 
 
 async def test_a_renewal_passes_by_what_is_being_reaped(database: str, stepped: Instance, clock: Clock) -> None:

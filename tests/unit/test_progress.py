@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from headgate.dispatch.progress import ROWS_AT_ONCE, ProgressWriter
 from headgate.domain.errors import StoreError
@@ -20,7 +20,7 @@ class Progress:
         self.written: Counter[int] = Counter()
         self.others_done, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def progress(self, tenant_no: int, words: Mapping[object, object]) -> None:
+    async def progress(self, tenant_no: int, words: Mapping[object, object]) -> list[UUID]:
         if tenant_no == SLOW:
             await self.go_on.wait()
         if tenant_no == BROKEN:
@@ -28,6 +28,7 @@ class Progress:
         self.written[tenant_no] += len(words)
         if self.written[QUICK] == ROWS_AT_ONCE + 1:
             self.others_done.set()
+        return []
 
 
 async def test_no_tenants_progress_waits_for_another_tenants_turn_or_error() -> None:

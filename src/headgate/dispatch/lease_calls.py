@@ -104,7 +104,7 @@ class LeaseCalls:
         async with self.turns.turn(tenant_no, len(held)):
             return await self._store.abandon_undeclared(tenant_no, worker, held)
 
-    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
-        """Note how far jobs are."""
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> list[UUID]:
+        """Note how far jobs are; returns those that are locked, and were passed over."""
         async with self.turns.turn(tenant_no, len(reports)):
-            await self._store.progress(tenant_no, reports)
+            return await self._store.progress(tenant_no, reports)

@@ -96,9 +96,11 @@ class LimitStore(Protocol):
 
 
 class ProgressStore(Protocol):
-    """The progress writer's part: by job, its epoch and the newest report."""
+    """The progress writer's part: by job, its epoch and the newest report; returns the jobs that others have locked."""
 
-    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None: ...
+    async def progress(
+        self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]
+    ) -> list[UUID]: ...
 
 
 class LogStore(Protocol):

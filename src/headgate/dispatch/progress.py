@@ -51,9 +51,12 @@ class ProgressWriter(Periodic):
         count, rest = 0, iter(reports.items())
         while some := dict(islice(rest, ROWS_AT_ONCE)):
             try:
-                await self._store.progress(tenant_no, some)
+                locked = await self._store.progress(tenant_no, some)
             except HeadgateError as error:
                 log.warning("progress_dropped tenant=%d jobs=%d error=%s", tenant_no, len(reports) - count, error)
                 break
-            count += len(some)
+            count += len(some) - len(locked)
+            waiting = self._newest.setdefault(tenant_no, {}) if locked else {}
+            for job_id in locked:  # the next round tries it again, unless there is a newer report
+                waiting.setdefault(job_id, some[job_id])
         return count

@@ -152,18 +152,22 @@ class LeaseCalls(Database):
                 (found.locked if what == "locked" else found.moved).add(job_id)
         return found
 
-    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> None:
-        """Note how far jobs of a tenant are, in one statement: by job, its epoch and the newest report."""
+    async def progress(self, tenant_no: int, reports: Mapping[UUID, tuple[int, Mapping[str, object]]]) -> list[UUID]:
+        """Note how far jobs of a tenant are, in one statement: by job, its epoch and the newest report.
+
+        Returns the jobs that others have locked: nothing is noted of them.
+        """
         ids = sorted(reports, key=lambda job_id: job_id.bytes)
         async with self.lane("heartbeats").use() as db:
             with translating(writing=True):
-                await db.execute(
+                rows = await db.fetch(
                     "SELECT headgate.progress_v1($1, $2, $3, $4)",
                     tenant_no,
                     ids,
                     [reports[job_id][0] for job_id in ids],
                     [json.dumps(reports[job_id][1]) for job_id in ids],
                 )
+        return [row[0] for row in rows]
 
     async def abandon_undeclared(self, tenant_no: int, worker: str, held: Sequence[UUID]) -> list[UUID]:
         """Give back what a worker was sent and does not declare; says which. See abandon_undeclared_v1."""
