@@ -13,5 +13,5 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
               AND l.epoch = epochs_[width_bucket(l.id, ids_)])))
     SELECT j.id FROM headgate.jobs j
      WHERE j.tenant_no = tenant_ AND j.id = ANY (ARRAY(SELECT u.id FROM unnest(ids_) AS u(id) EXCEPT SELECT l.id FROM locked l))
-       AND j.state + 0 = 1 /* running; + 0: by the primary key */ AND j.epoch = epochs_[width_bucket(j.id, ids_)]
+       AND j.state + 0 = 1 /* running */ AND j.epoch = epochs_[width_bucket(j.id, ids_)]      -- + 0: by the primary key
 $$;
