@@ -43,7 +43,7 @@ async def work(addresses: str, count: int, concurrency: int, prefetch: int, sess
         handled += 1
 
     workers = [hg.worker(concurrency=concurrency, prefetch=prefetch) for _ in range(sessions)]
-    await work_until([hg], workers, count, found=lambda: {"handled": handled})
+    await work_until([hg], workers, count, found=lambda: {"handled": handled}, handled=lambda: handled)
 
 
 async def work_default(addresses: str, count: int) -> None:
@@ -61,7 +61,12 @@ async def work_default(addresses: str, count: int) -> None:
 
 
 async def work_until(
-    clients: Sequence[Headgate], workers: Sequence[Worker], count: int, *, found: Callable[[], dict[str, float]]
+    clients: Sequence[Headgate],
+    workers: Sequence[Worker],
+    count: int,
+    *,
+    found: Callable[[], dict[str, float]],
+    handled: Callable[[], int] | None = None,
 ) -> None:
     """Until `count` outcomes are acknowledged, or (0) until asked to stop: then the time of the last one counts."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
@@ -72,18 +77,19 @@ async def work_until(
     stop = asyncio.Event()
     if not count:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
-    applied, seen = 0, -1.0
+    applied, seen = 0, -1
     while not stop.is_set() and not any(task.done() for task in running):
-        # Looking is work, too, and more of it the more workers there are: their receipts are summed up only when no
-        # handler has ended since the last look. Every 10 ms it was a seventh of the time of a process of 16 workers.
-        handled = found()["handled"]
-        if handled == seen or count:
+        # Looking is work, too, and more of it the more workers there are: where `handled` tells how many handlers have
+        # ended, receipts are summed up only when none has since the last look. Every 10 ms it was a seventh of the
+        # time of a process of 16 workers.
+        so_far = -1 if count or handled is None else handled()
+        if so_far == seen:
             now = sum(worker.receipts.get("applied", 0) for worker in workers)
             if now > applied:
                 applied, ended = now, time.monotonic()
             if count and applied >= count:
                 break
-        seen = handled
+        seen = so_far
         await asyncio.sleep(0.002 if count else 0.01)
     tell(cpu, started=started, ended=ended, applied=applied, **found())
     for worker in workers:
