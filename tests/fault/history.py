@@ -28,6 +28,7 @@ TESTER = "headgate test"
 
 
 AHEAD = 300
+PAUSE_SECONDS = 0.025
 LEFT = """
 SELECT t.name, j.state, j.attempt, j.epoch, j.worker, j.owner, max(j.lease_until - clock_timestamp()) AS lease,
        max(j.run_at - clock_timestamp()) AS due, count(*)
@@ -77,13 +78,16 @@ async def begun(workers: Sequence[WorkerProcess], number: int, *, within: timede
 async def steady_load(hg: Headgate, ids: list[UUID], workers: Sequence[WorkerProcess]) -> AsyncIterator[None]:
     """Submit a little, wait for the answer, submit more: until the block ends. `ids` gets what was acknowledged.
 
-    Never more than a few hundred jobs ahead of the workers: a backlog would only take time afterwards.
+    Hundreds of jobs a second, not as many as there could be: faults are met at every moment either way, and tests that
+    run beside get a processor. Never more than a few hundred jobs ahead of the workers: a backlog would only take time
+    afterwards.
     """
     done = asyncio.Event()
 
     async def produce(topic: str, payload: bytes, number: int) -> None:
         while not done.is_set():
             ids.extend(await submit(hg, topic, [payload] * number))
+            await asyncio.sleep(PAUSE_SECONDS)
             while not done.is_set() and sum(worker.count() for worker in workers) < len(ids) - AHEAD:
                 await asyncio.sleep(0.01)
 
