@@ -8,6 +8,7 @@ import resource
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -204,6 +205,31 @@ async def test_many_honest_calls_at_once_are_taken_or_refused_in_words_of_ours(
         async with asyncio.timeout(60):
             await asyncio.gather(*(submits(wire) for wire in wires for _ in range(callers)))
     assert unexplained == []
+
+
+async def test_more_calls_on_one_connection_than_it_takes_are_taken_or_refused_with_code_and_hint(
+    server: ServerProcess,
+) -> None:
+    """3,000 callers share a connection of 1,000 streams, so that it is always full, and a call that ends makes way for
+    the next one before the server has put it away. gRPC resets none of them for that."""
+    ends: Counter[str] = Counter()
+    job = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic="flood", payload=b"x" * 100)).SerializeToString()
+
+    async def submits(wire: Wire) -> None:
+        submit: Any = wire.channel.unary_unary(SUBMIT)
+        for _ in range(3):
+            try:
+                await submit(job, timeout=60, metadata=wire.metadata)
+                ends["taken"] += 1
+            except grpc.aio.AioRpcError as error:
+                trailers = dict(error.trailing_metadata() or ())
+                explained = trailers.get("headgate-code") and int(trailers.get("headgate-retry-after-ms", 0)) > 0
+                ends["refused with code and hint" if explained else f"{error.code().name} {error.details()}"] += 1
+
+    async with Wire(server.address, token=GREEDY) as wire:
+        await asyncio.gather(*(submits(wire) for _ in range(3_000)))
+    assert ends.total() == 9_000
+    assert set(ends) <= {"taken", "refused with code and hint"}, ends
 
 
 async def test_large_requests_with_a_token_cost_a_few_times_their_size(

@@ -13,6 +13,11 @@ from headgate.domain import limits
 from headgate.domain.errors import InvalidSetting
 
 STREAM_WINDOW_BYTES: Final = 65_536
+STREAMS_MAX: Final = 1_000
+"""Open streams of one connection; a client waits for a free one."""
+ENDED_STREAMS_MAX: Final = 250
+"""Streams of one connection that have ended or were reset, and are not put away yet, beyond the open ones. Over that,
+new ones are reset. A client that replaces each ended call at once needs 100 to 250 (ADR 25)."""
 
 
 def new_server(guard: Guard, *, shared_port: bool, connections: int) -> grpc.aio.Server:
@@ -23,7 +28,7 @@ def new_server(guard: Guard, *, shared_port: bool, connections: int) -> grpc.aio
             ("grpc.max_receive_message_length", limits.MESSAGE_MAX_BYTES),
             ("grpc.max_send_message_length", 4 * limits.MESSAGE_MAX_BYTES),
             ("grpc.so_reuseport", int(shared_port)),
-            ("grpc.max_concurrent_streams", 1000),
+            ("grpc.max_concurrent_streams", STREAMS_MAX),
             # Without a bound, strangers could take the file descriptors that connections to the database need.
             ("grpc.max_allowed_incoming_connections", connections),
             ("grpc.keepalive_time_ms", 30_000),
@@ -37,13 +42,16 @@ def new_server(guard: Guard, *, shared_port: bool, connections: int) -> grpc.aio
             # Streams that were reset and are not put away yet count against the 1,000: else a peer that opens and
             # resets streams makes this loop look at hundreds of thousands of them (ADR 25).
             ("grpc.http.overload_protection", 1),
+            # Calls that have ended count until this loop has put them away, too. A client that always has 1,000 open
+            # opens the next one before: without this, gRPC resets it unread, without a code and a hint of ours.
+            ("grpc.http2.max_deallocating_streams", ENDED_STREAMS_MAX),
             # What is sent and not read yet is kept in memory. It is bounded by the window of its stream, 64 KiB;
             # probing for bandwidth would make that megabytes.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
             # Calls that were not looked at yet are bounded too: ever more of them are cancelled between these numbers,
-            # of any caller. Ten connections without a token, with 1,000 streams each, do not come to that.
-            ("grpc.server.max_pending_requests", 10_000),
+            # of any caller. Ten connections without a token, each with all of its streams, do not come to that.
+            ("grpc.server.max_pending_requests", 10 * (STREAMS_MAX + ENDED_STREAMS_MAX)),
             ("grpc.server.max_pending_requests_hard_limit", 15_000),
             # A peer that has not sent a whole preface by then is no client of ours, and keeps a descriptor.
             ("grpc.server_handshake_timeout_ms", 10_000),
