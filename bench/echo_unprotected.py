@@ -14,10 +14,10 @@ _new_server = grpc.aio.server
 
 
 def unprotected(*, options: list[tuple[str, int]], **others: Any) -> grpc.aio.Server:
-    """A server with all of its options but one."""
-    kept = [(name, value) for name, value in options if name != "grpc.http.overload_protection"]
-    assert len(kept) == len(options) - 1
-    return _new_server(options=kept, **others)
+    """A server with all of its options but one. Left out is not off: the protection is gRPC's default."""
+    changed = [(name, 0 if name == "grpc.http.overload_protection" else value) for name, value in options]
+    assert changed != options
+    return _new_server(options=changed, **others)
 
 
 if __name__ == "__main__":
