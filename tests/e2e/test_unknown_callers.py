@@ -275,6 +275,32 @@ async def test_messages_of_a_token_that_are_never_finished_are_received_in_turns
     assert most - before < 200 * MIB
 
 
+async def test_all_unfinished_messages_of_a_token_fit_after_large_ones(
+    server: ServerProcess, neighbour: Neighbour
+) -> None:
+    """Calls and streams take all of their 20 turns of 8 MiB; the memory that large requests have left is used again.
+
+    `make hostile` has 300 MiB for the whole process, which needs about 100 without them.
+    """
+    before = most = _memory(server)
+    async with AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(Wire(server.address, token=GREEDY)) for _ in range(6)]
+        for _ in range(10):
+            calls = [asyncio.create_task(_refused(wire, SUBMIT_BATCH, EMPTY_JOBS[: 8 * MIB - 128])) for wire in wires]
+            assert {(await call).code for call in calls} == {"too_large"}
+    headers = {"authorization": f"Bearer {GREEDY}"}
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Http2(server.host, server.port)) for _ in range(6)]
+        sending = [
+            asyncio.create_task(asyncio.to_thread(_never_finish, peer, path, streams=10, seconds=5, **headers))
+            for peer, path in zip(peers, [SUBMIT_BATCH, WORK] * 3, strict=True)
+        ]
+        while any(not one.done() for one in sending):
+            await neighbour.round()
+            most = max(most, _memory(server))
+    assert most - before < 180 * MIB
+
+
 @pytest.mark.parametrize(
     ("path", "frames"),
     [

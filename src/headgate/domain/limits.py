@@ -136,7 +136,7 @@ LOGS_MAX_JOBS: Final = 2_000
 LOGS_MAX_LINES: Final = 10_000
 """Jobs with log lines in one message, and lines of all of them."""
 REQUESTS_AT_ONCE: Final = 16
-HELLOS_AT_ONCE: Final = 8
+HELLOS_AT_ONCE: Final = 4
 """Requests of calls, and first messages of streams, of one credential that are received at the same time; others wait
 for their turn. Each may take up to 8 MiB until it is whole."""
 TURN_WITHIN: Final = timedelta(seconds=30)

@@ -62,6 +62,7 @@ from headgate.domain.errors import HeadgateError, InstanceForgotten, InvalidSett
 from headgate.domain.ids import JobIdMaker
 from headgate.domain.redaction import Redaction
 from headgate.domain.tallies import Tallies
+from headgate.ops.allocator import limit_arenas
 from headgate.ops.drain_log import log_drain
 from headgate.ops.exposure import exposed_text, is_loopback
 from headgate.ops.issuers import read_issuers
@@ -309,6 +310,7 @@ class Server:
 
     async def start(self, *, before_listening: Callable[[], Awaitable[None]] | None = None) -> None:
         """Check, register, open the port. Raises if the database is not fit to serve from."""
+        limit_arenas()
         name = self.options.name or f"{socket.gethostname()}-{os.getpid()}"
         async with self.store.lane("tick").use() as db:
             require_durable(await inspect(db), unsafe=self.options.unsafe)
