@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.conftest import View, viewing
 
@@ -33,6 +33,7 @@ HIDE = """
   document.dispatchEvent(new Event("visibilitychange"));
 }
 """
+FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,14 @@ def submit(api: httpx.Client, topic: str = "mail") -> str:
 def rows(page: Page) -> list[str]:
     found: list[str] = page.eval_on_selector_all(ROWS, "(links) => links.map((one) => one.getAttribute('href'))")
     return found
+
+
+def wait_for(page: Page, happened: Callable[[], bool]) -> None:
+    """Let the browser go on until it has happened."""
+    give_up = time.monotonic() + LIMIT_MS / 1000
+    while not happened():
+        assert time.monotonic() < give_up
+        page.wait_for_timeout(20)
 
 
 @contextmanager
@@ -107,6 +116,32 @@ def test_rows_stay_where_they_are_under_the_pointer(view: View, api: httpx.Clien
     submit(api)
     expect(page.locator("#live-new")).to_have_text("1 new · click to show", timeout=LIMIT_MS)
     assert rows(page) == before
+
+
+def test_an_answer_that_comes_after_updates_were_switched_off_is_not_shown(
+    browser: Browser, dev_url: str, api: httpx.Client
+) -> None:
+    submit(api, "switched-off")
+    held: list[Route] = []
+    with viewing(browser, dev_url) as view:
+        page = view.page
+        page.route(
+            "**/ui/jobs?*",
+            lambda route: held.append(route) if "hx-request" in route.request.headers else route.continue_(),
+        )
+        view.open("/ui/jobs?filter=topic:switched-off")
+        page.locator(LIVE).wait_for(timeout=LIMIT_MS)  # the first hint: all parts are read
+        wait_for(page, lambda: bool(held))
+        before = rows(page)
+        submit(api, "switched-off")
+        page.select_option("#live-mode", "off")
+        with page.expect_response(lambda answer: "filter=topic%3Aswitched-off" in answer.url):
+            held.pop().continue_()
+        page.evaluate(FRAMES)
+        assert rows(page) == before
+        page.unroute_all()
+        page.select_option("#live-mode", "live")
+        page.wait_for_function(MOVED, arg=before[0])
 
 
 def test_an_open_dialog_waits_for_its_answer(browser: Browser, view: View, api: httpx.Client) -> None:

@@ -21,12 +21,14 @@ const GAP_MAX_MS = 10000;
 const LOOK_MS = 400; // how often it is checked whether a dialog is closed
 
 const stale = new Set(); // names of parts that have changed since they were read
+const hinted = new Set(); // ids of parts that are being read because of a hint, not of an action
 const shownTags = new Map(); // by the id of a part: the ETag of what it shows
 let nextRound = 0;
 let timer = 0;
 let forced = false; // by an action of this page: shown whatever is selected
 let held = 0; // new rows that are not shown
 
+const isOff = () => document.documentElement.dataset.live === "off";
 const parts = () => [...document.querySelectorAll("[data-live][hx-get]")];
 const names = (part) => part.dataset.live.split(" ");
 const menuIsOpen = () => document.querySelector("details.account[open], details.menu-toggle[open], details.menu[open]");
@@ -54,7 +56,9 @@ export function refresh(what = "") {
   const wanted = what.split(" ").filter(Boolean);
   forced = true;
   for (const part of parts()) {
-    if (!wanted.length || wanted.some((name) => names(part).includes(name))) read(part);
+    if (wanted.length && !wanted.some((name) => names(part).includes(name))) continue;
+    hinted.delete(part.id);
+    read(part);
   }
   setTimeout(() => { forced = false; }, 2000);
 }
@@ -81,7 +85,10 @@ function round() {
   const due = parts().filter((part) => (stale.has("*") || names(part).some((name) => stale.has(name))) && !typing(part));
   stale.clear();
   nextRound = performance.now() + Math.max(GAP_MS, 500 * due.length);
-  for (const part of due) read(part);
+  for (const part of due) {
+    hinted.add(part.id);
+    read(part);
+  }
 }
 
 function offer(count) {
@@ -122,7 +129,10 @@ function beforeSwap(event) {
   const took = performance.now() - Number(part.dataset.asked || 0);
   nextRound = Math.max(nextRound, performance.now() + Math.min(GAP_MAX_MS, SLOWER * took));
   const tag = xhr.getResponseHeader("etag");
-  if (tag && shownTags.get(part.id) === tag) {
+  const byHint = hinted.delete(part.id);
+  if (byHint && isOff()) {
+    event.detail.shouldSwap = false; // switched off while the answer was on its way
+  } else if (tag && shownTags.get(part.id) === tag) {
     event.detail.shouldSwap = false;
   } else if (event.detail.shouldSwap && !forced && (resting() || typing(part))) {
     // A menu was opened while the answer was on its way, and would be closed by it: the part is read again later.
@@ -168,7 +178,14 @@ export function startLive() {
   const hints = followHints({ changed, showState, wanted: () => parts().length > 0 });
   const choice = document.getElementById("live-mode");
   choice?.addEventListener("change", () => {
+    const wasOff = isOff();
     keepMode(choice.value);
+    if (isOff()) {
+      stale.clear();
+      clearTimeout(timer);
+      timer = 0;
+    }
     hints.restart();
+    if (wasOff) changed(["mode"]); // an answer may have been dropped
   });
 }
