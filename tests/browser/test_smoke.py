@@ -118,6 +118,35 @@ def test_a_chart_that_gets_newer_data_is_not_taken_for_a_part_of_it(browser: Bro
         view.check()
 
 
+def test_a_chart_of_a_chosen_time_is_drawn_again_when_it_gets_newer_data(
+    browser: Browser, dev_url: str, seed: Seed
+) -> None:
+    del seed
+    legend = "[...chart.shadowRoot.querySelectorAll('.u-series .u-value')].slice(1).map((one) => one.textContent)"
+    with viewing(browser, dev_url) as view:
+        view.open("/ui/charts")
+        view.page.select_option("#live-mode", "off")  # an update would bring the stored figures back
+        found = view.page.locator("#throughput hg-chart").evaluate(
+            f"""async (chart) => {{
+                const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+                const found = chart.read();
+                chart.plot.setScale("x", {{ min: found.times[10], max: found.times[20] }});
+                await frames();
+                const before = chart.plot.ctx.canvas.toDataURL();
+                for (const [index, line] of found.lines.entries()) line.values = line.values.map(() => 70 + index);
+                chart.setAttribute("data", JSON.stringify(found));
+                await frames();
+                const {{ min, max }} = chart.plot.scales.x;
+                return {{
+                    drawn: chart.plot.ctx.canvas.toDataURL() !== before,
+                    legend: {legend},
+                    chosen: min === found.times[10] && max === found.times[20],
+                }};
+            }}"""
+        )
+        assert found == {"drawn": True, "legend": ["72", "71", "70", "73"], "chosen": True}
+
+
 def test_stacked_columns_add_up_keep_gaps_and_differ_in_more_than_colour(
     browser: Browser, dev_url: str, seed: Seed
 ) -> None:

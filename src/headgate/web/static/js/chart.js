@@ -106,6 +106,10 @@ class Chart extends HTMLElement {
     if (this.plot.series.length !== lines.length + 1) return this.draw();
     this.lines = lines;
     this.plot.setData(this.values(times), !this.isZoomed);
+    if (!this.isZoomed) return;
+    // uPlot draws new data only if it may choose the scales as well.
+    this.plot.redraw();
+    this.plot.setLegend({});
   }
 
   // The data of the plot; a line that was switched off in the legend is not part of its stack.
