@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.conftest import NARROWEST, WIDE, viewing
 from tests.support.database import Server
@@ -52,6 +53,35 @@ def test_a_topic_is_paused_with_a_reason_and_the_pause_is_undone(
         expect(page.locator("#topic-status").get_by_text("bank outage")).to_have_count(0, timeout=SOON_MS)
         expect(page.get_by_text("Pause…")).to_be_visible()
     assert [one["verb"] for one in api.get("/v1/audit?target=topic mail").json()["entries"]] == ["resume", "pause"]
+
+
+def test_a_button_stays_what_it_is_between_press_and_release(
+    browser: Browser, server: ServerProcess, api: httpx.Client
+) -> None:
+    """An answer that arrives meanwhile would replace the button, and the click would be lost or do something else."""
+    api.post("/v1/jobs", json={"topic": "pressed", "payload": {}})
+    with viewing(browser, server.http_url) as view:
+        page = view.page
+        view.open("/ui/topics/pressed")
+        page.locator('#live-state[data-state="live"]').wait_for(timeout=SOON_MS)
+        held: list[Route] = []
+        page.route("**/ui/topics/pressed*", lambda route: held.append(route))
+        assert api.post("/v1/pause", json={"target": {"topic": "pressed"}, "reason": "by another"}).is_success
+        give_up = time.monotonic() + SOON_MS / 1000
+        while not held:
+            assert time.monotonic() < give_up
+            page.wait_for_timeout(20)
+        pause = page.get_by_text("Pause…")
+        pause.hover()
+        page.mouse.down()
+        with page.expect_response("**/ui/topics/pressed*"):
+            held.pop().continue_()
+        page.unroute_all()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.mouse.up()
+        expect(page.get_by_label("Reason")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Resume")).to_be_visible(timeout=SOON_MS)
 
 
 def test_a_schedule_is_edited_and_its_expression_is_explained_while_it_is_typed(
@@ -111,7 +141,7 @@ def test_a_worker_is_stopped_with_a_reason_after_a_question(
         view.check_accessible()
         row.get_by_role("button", name="Stop", exact=True).click()
         dialog = page.locator("dialog#confirm")
-        expect(dialog).to_contain_text(f"Stop the worker {name}?")
+        expect(dialog).to_contain_text(f"Stop the worker {name}?", timeout=SOON_MS)
         view.check_accessible()
         dialog.get_by_role("button", name="Go back").click()
         assert "stop" not in api.get("/v1/workers").json()["workers"][0]

@@ -1,7 +1,8 @@
 // Parts of a page that read themselves again when something has changed:
 //   <section id="jobs" data-live="jobs topics" hx-get="/ui/jobs" hx-trigger="hg:refresh" hx-swap="morph:outerHTML">
 // The server sends hints (hints.js). A part is read by htmx as always; here is decided when, and whether it is shown:
-// never in a hidden tab, behind a dialog or a menu, and not while rows are selected or would move under the pointer.
+// never in a hidden tab, behind a dialog or a menu, or while a button is pressed, and not while rows are selected or would
+// move under the pointer.
 import { dialogIsOpen } from "./dialogs.js";
 import { followHints } from "./hints.js";
 
@@ -42,8 +43,11 @@ function textOf(root) {
   return rows.map((row) => row.textContent.replace(/\s+/g, " ")).join("\n");
 }
 
+// Between press and release nothing may move or be replaced: the click would be lost, or hit something else.
+const isPressed = () => document.querySelector(":active");
+
 function resting() {
-  return document.hidden || dialogIsOpen() || menuIsOpen();
+  return document.hidden || dialogIsOpen() || menuIsOpen() || isPressed();
 }
 
 function typing(part) {
@@ -135,7 +139,8 @@ function beforeSwap(event) {
   } else if (tag && shownTags.get(part.id) === tag) {
     event.detail.shouldSwap = false;
   } else if (event.detail.shouldSwap && !forced && (resting() || typing(part))) {
-    // A menu was opened while the answer was on its way, and would be closed by it: the part is read again later.
+    // A menu was opened while the answer was on its way, and would be closed by it: the part is read again later. The
+    // same for a button that is pressed.
     event.detail.shouldSwap = false;
     for (const name of names(part)) stale.add(name);
     plan();
