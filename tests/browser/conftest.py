@@ -7,7 +7,8 @@ reports of the content security policy, dialogs. A test fails if there are any a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import axe_playwright_python
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Response, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Response, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests.browser.seed import Seed, seeded
@@ -32,6 +33,10 @@ TOKENS = {
     ADMIN: {"tenant": "shop", "name": "ana", "scopes": ["admin"]},
     VIEWER: {"tenant": "shop", "name": "vera", "scopes": ["read"]},
 }
+LIMIT_MS = 20_000
+"""A machine may stall; what is promised in seconds is measured where it is promised."""
+FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""What the page was about to do has been done."""
 PLAIN = ("--http-port", "0", "--name", "headgate-1")
 FLAGS = (
     "--no-sandbox",
@@ -112,11 +117,20 @@ class View:
         assert wide == [], f"wider than {size[0]} px: {wide}"
 
 
+def wait_for(page: Page, happened: Callable[[], bool]) -> None:
+    """Let the browser go on until it has happened."""
+    give_up = time.monotonic() + LIMIT_MS / 1000
+    while not happened():
+        assert time.monotonic() < give_up
+        page.wait_for_timeout(20)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Chromium without a screen."""
     path = found()
     assert path is not None, "there is no chromium; `make browser` installs it"
+    expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         yield started
@@ -154,7 +168,7 @@ def viewing(browser: Browser, url: str, *, theme: Any = "light", size: tuple[int
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(LIMIT_MS)
     context.add_init_script(WATCH)
     view = View(context.new_page(), url)
 

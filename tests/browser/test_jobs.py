@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.conftest import NARROWEST, viewing
+from tests.browser.conftest import FRAMES, NARROWEST, viewing, wait_for
 from tests.support.dashboard import died, submitted
 
 SOON_MS = 30_000
@@ -58,6 +58,29 @@ def test_a_failed_job_is_found_with_suggestions_and_redriven(browser: Browser, d
         expect(page.locator("#toasts")).to_contain_text("1 job redriven")
         expect(page.locator(".job-title .state")).to_have_text("pending")
     assert api.get(f"/v1/jobs/{one}").json()["state"] == "pending"
+
+
+def test_a_late_answer_does_not_take_the_marked_suggestion_away(browser: Browser, dev_url: str) -> None:
+    """Enter would send the unfinished filter instead of taking the suggestion."""
+    held: list[Route] = []
+    with viewing(browser, dev_url) as view:
+        page = view.page
+        view.open("/ui/jobs")
+        page.route(
+            "**/ui/jobs/suggest?*",
+            lambda route: held.append(route) if "filter=sta&" in route.request.url else route.continue_(),
+        )
+        bar = page.get_by_role("combobox", name="Filter")
+        bar.press_sequentially("st")
+        expect(page.locator(".suggestions").get_by_role("option").first).to_contain_text("state:")
+        bar.press_sequentially("a")
+        wait_for(page, lambda: bool(held))
+        bar.press("ArrowDown")
+        with page.expect_response("**/ui/jobs/suggest?*"):
+            held.pop().continue_()
+        page.evaluate(FRAMES)
+        bar.press("Enter")
+        expect(bar).to_have_value("state:")
 
 
 def test_a_payload_is_edited_and_a_mistake_is_shown_at_its_field(

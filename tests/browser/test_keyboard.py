@@ -51,6 +51,7 @@ def test_shortcuts_can_be_switched_off(browser: Browser, dev_url: str) -> None:
         page.select_option("#keys", "off")
         page.get_by_role("button", name="Save").click()
         expect(page.locator("html")).to_have_attribute("data-keys", "off")
+        page.wait_for_load_state("load")  # else no script has been asked
         page.keyboard.press("?")
         expect(page.locator("dialog#help")).to_be_hidden()
 

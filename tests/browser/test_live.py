@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser.conftest import View, viewing
+from tests.browser.conftest import FRAMES, View, viewing, wait_for
 
 WITHIN_S = 2.0
 FIRST_VIEW_BYTES = 150_000
@@ -33,7 +33,6 @@ HIDE = """
   document.dispatchEvent(new Event("visibilitychange"));
 }
 """
-FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +61,6 @@ def submit(api: httpx.Client, topic: str = "mail") -> str:
 def rows(page: Page) -> list[str]:
     found: list[str] = page.eval_on_selector_all(ROWS, "(links) => links.map((one) => one.getAttribute('href'))")
     return found
-
-
-def wait_for(page: Page, happened: Callable[[], bool]) -> None:
-    """Let the browser go on until it has happened."""
-    give_up = time.monotonic() + LIMIT_MS / 1000
-    while not happened():
-        assert time.monotonic() < give_up
-        page.wait_for_timeout(20)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from base64 import b64encode
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.conftest import NARROWEST, WIDE, viewing
+from tests.browser.conftest import FRAMES, NARROWEST, WIDE, viewing, wait_for
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import served
@@ -67,17 +66,14 @@ def test_a_button_stays_what_it_is_between_press_and_release(
         held: list[Route] = []
         page.route("**/ui/topics/pressed*", lambda route: held.append(route))
         assert api.post("/v1/pause", json={"target": {"topic": "pressed"}, "reason": "by another"}).is_success
-        give_up = time.monotonic() + SOON_MS / 1000
-        while not held:
-            assert time.monotonic() < give_up
-            page.wait_for_timeout(20)
+        wait_for(page, lambda: bool(held))
         pause = page.get_by_text("Pause…")
         pause.hover()
         page.mouse.down()
         with page.expect_response("**/ui/topics/pressed*"):
             held.pop().continue_()
         page.unroute_all()
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.evaluate(FRAMES)
         page.mouse.up()
         expect(page.get_by_label("Reason")).to_be_visible()
         page.keyboard.press("Escape")

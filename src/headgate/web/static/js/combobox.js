@@ -128,6 +128,11 @@ class Combobox {
       return;
     }
     if (!open) return;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      // The list stays as it is from now on: an answer that is on its way would take the mark away.
+      clearTimeout(this.timer);
+      this.asked += 1;
+    }
     const last = this.words.length - 1;
     switch (event.key) {
       case "ArrowDown": this.at = this.at >= last ? 0 : this.at + 1; break;
