@@ -13,7 +13,7 @@ from uuid import UUID
 
 from headgate.dispatch.periodic import Periodic
 from headgate.dispatch.ports import LogStore
-from headgate.domain.errors import HeadgateError, StoreUnavailable
+from headgate.domain.errors import HeadgateError, ReadOnly, StoreUnavailable
 from headgate.domain.job_logs import AttemptLines, LineBuffer
 
 log = logging.getLogger("headgate.dispatch")
@@ -89,7 +89,7 @@ class LogWriter(Periodic):
             part = parts.popleft() if parts else []
             try:
                 stored += await self._store.add_log_lines(tenant_no, part) if part else 0
-            except StoreUnavailable as error:
+            except (StoreUnavailable, ReadOnly) as error:
                 rest = [part, *parts, *(one for _, others in turns for one in others)]
                 lines = sum(len(one.lines) for some in rest for one in some) + sum(x.dropped for x in waiting.values())
                 raise StoreUnavailable(f"{lines} lines were dropped: {error}") from error

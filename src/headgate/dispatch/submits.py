@@ -22,7 +22,7 @@ from headgate.dispatch.ports import SubmitRows, SubmitStore
 from headgate.dispatch.tick_times import TickTimes
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.writer import Account, GroupWriter
-from headgate.domain.errors import HeadgateError, OutcomeUnknown, RowLocked, StoreBusy, StoreUnavailable
+from headgate.domain.errors import HeadgateError, OutcomeUnknown, ReadOnly, RowLocked, StoreBusy, StoreUnavailable
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.tallies import Tallies
@@ -217,7 +217,9 @@ class Submitter:
                 return answers, unknown
             except HeadgateError as error:
                 unknown = unknown or isinstance(error, OutcomeUnknown)
-                passing = isinstance(error, StoreUnavailable | OutcomeUnknown | StoreBusy)
+                passing = isinstance(error, StoreUnavailable | OutcomeUnknown | StoreBusy) or (
+                    isinstance(error, ReadOnly) and error.may_pass
+                )
                 if not passing or time.monotonic() + wait > deadline:
                     if unknown and not isinstance(error, OutcomeUnknown):
                         raise OutcomeUnknown(

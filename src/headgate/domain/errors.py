@@ -290,6 +290,7 @@ class ReadOnly(StoreError):
     """The database accepts no writes: a standby, or default_transaction_read_only is on."""
 
     code = "read_only"
+    may_pass = False  # several hosts are named, and one of them may be promoted in a moment
 
 
 class InstanceForgotten(StoreError):

@@ -232,7 +232,7 @@ def _wait_until_ready(folder: Folder, *, until: float, log_from: int) -> Endpoin
     with FileLock(folder.guardian_lock) as lock:
         while True:
             server = live_postmaster(folder.pgdata)
-            if server is not None and server.status == "ready" and server.port and server.socket_dir:
+            if server is not None and server.status in ("ready", "standby") and server.port and server.socket_dir:
                 version = server_version(server.socket_dir, server.port)
                 if version is not None:
                     return Endpoint(port=server.port, socket_dir=server.socket_dir, version=version)

@@ -128,9 +128,12 @@ class Lane:
             self.on_read_only(str(error))
             raise
         except StoreUnavailable as error:
-            if error.no_primary:
-                self.on_read_only(str(error))
-            raise
+            if not error.no_primary:
+                raise
+            self.on_read_only(str(error))
+            refused = ReadOnly(str(error))
+            refused.may_pass = True
+            raise refused from error
 
     async def _opened(self) -> Connection:
         self.connects += 1
