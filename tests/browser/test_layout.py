@@ -31,6 +31,22 @@ OVERLAPS = """() => {
   }
   return found;
 }"""
+# By the text itself: a box may be narrower than what is written in it.
+LEGEND_OVERLAPS = """(chart) => {
+  const edge = chart.getBoundingClientRect().right;
+  const shown = [...chart.shadowRoot.querySelectorAll(".u-series")].filter((one) => one.getClientRects().length);
+  const boxes = shown.map((one) => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    return [one.textContent, range.getBoundingClientRect()];
+  });
+  const found = boxes.filter(([, box]) => box.right > edge + 1).map(([text]) => `${text} is cut`);
+  for (const [first, a] of boxes) for (const [second, b] of boxes) {
+    const beside = a.right <= b.left || b.right <= a.left || a.bottom <= b.top + 1 || b.bottom <= a.top + 1;
+    if (first < second && !beside) found.push(`${first} is on top of ${second}`);
+  }
+  return found;
+}"""
 
 
 @pytest.mark.parametrize("path", page_paths())
@@ -98,6 +114,19 @@ def test_a_question_about_cancelling_has_two_different_answers(browser: Browser,
         view.open(f"/ui/jobs/{seed.jobs['scheduled']}")
         view.page.get_by_role("button", name="Cancel", exact=True).click()
         expect(view.page.get_by_role("dialog").get_by_role("button")).to_have_text(["Go back", "Cancel"])
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW, NARROWEST], ids=["wide", "narrow", "narrowest"])
+def test_the_names_below_a_chart_are_neither_cut_nor_on_top_of_each_other(
+    browser: Browser, dev_url: str, seed: Seed, size: tuple[int, int]
+) -> None:
+    assert seed.jobs
+    with viewing(browser, dev_url, size=size) as view:
+        view.open("/ui/charts")
+        charts = view.page.locator("hg-chart")
+        expect(charts.first.locator(".u-series").last).to_be_visible()
+        for chart in charts.all():
+            assert chart.evaluate(LEGEND_OVERLAPS) == []
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW, NARROWEST], ids=["wide", "narrow", "narrowest"])
