@@ -111,7 +111,7 @@ def test_submits_with_other_declarations_do_not_share_arrays() -> None:
     assert [job.declared.max_attempts for job in frame.jobs] == [4, 0]
 
 
-def test_a_program_is_named_by_the_module_that_its_handlers_share() -> None:
+def test_a_program_is_named_by_the_module_that_its_handlers_share(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(*modules: str) -> str:
         hg = Headgate("127.0.0.1:1")
         for n, module in enumerate(modules):
@@ -125,7 +125,9 @@ def test_a_program_is_named_by_the_module_that_its_handlers_share() -> None:
     assert of("shop.tasks") == "shop.tasks"
     assert of("shop.mail", "shop.billing.invoices") == "shop"
     assert of("mail", "billing") == "mail"
-    assert of("__main__") not in ("", "__main__")
+    for program, name in {"run.py": "run", "app/shop/__main__.py": "shop", "app/shop/worker.py": "worker"}.items():
+        monkeypatch.setattr("sys.argv", [program])  # of `python run.py`, `python -m shop`, `python -m shop.worker`
+        assert of("__main__") == name
     assert source_of([], "named") == "named"
     with pytest.raises(InvalidInput, match="app"):
         Headgate("127.0.0.1:1", app="two\nlines")

@@ -99,7 +99,8 @@ def source_of(tasks: Iterable[Task[Any, Any]], name: str = "") -> str:
         shared = shared[: same.index(False) if False in same else len(same)]
     found = ".".join(shared) or (modules[0] if modules else "")
     if found == "__main__":
-        found = Path(sys.argv[0]).stem
+        program = Path(sys.argv[0])
+        found = program.parent.name if program.stem == "__main__" else program.stem  # `python -m shop`: a package
     return (found or "python")[:SOURCE_MAX_CHARS]
 
 
