@@ -299,11 +299,15 @@ class Stream:
     async def send(self, frame: Any, *, within: float = WAIT) -> None:
         """Write one frame; bytes go as they are. On a stream that has ended this says how it did."""
         try:
-            async with asyncio.timeout(within), self._writing:
-                await self.call.write(frame)
+            async with asyncio.timeout(within):
+                await asyncio.shield(self._write(frame))  # gRPC ends a call whose write is cancelled
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             ended = await self.ended()
             raise AssertionError(f"the stream had ended: {ended}") from error
+
+    async def _write(self, frame: Any) -> None:
+        async with self._writing:
+            await self.call.write(frame)
 
     async def done_writing(self) -> None:
         await self.call.done_writing()
