@@ -217,18 +217,17 @@ async def test_more_calls_on_one_connection_than_it_takes_are_taken_or_refused_w
 
     async def submits(wire: Wire) -> None:
         submit: Any = wire.channel.unary_unary(SUBMIT)
-        for _ in range(3):
-            try:
-                await submit(job, timeout=60, metadata=wire.metadata)
-                ends["taken"] += 1
-            except grpc.aio.AioRpcError as error:
-                trailers = dict(error.trailing_metadata() or ())
-                explained = trailers.get("headgate-code") and int(trailers.get("headgate-retry-after-ms", 0)) > 0
-                ends["refused with code and hint" if explained else f"{error.code().name} {error.details()}"] += 1
+        try:
+            await submit(job, timeout=60, metadata=wire.metadata)
+            ends["taken"] += 1
+        except grpc.aio.AioRpcError as error:
+            trailers = dict(error.trailing_metadata() or ())
+            explained = trailers.get("headgate-code") and int(trailers.get("headgate-retry-after-ms", 0)) > 0
+            ends["refused with code and hint" if explained else f"{error.code().name} {error.details()}"] += 1
 
     async with Wire(server.address, token=GREEDY) as wire:
         await asyncio.gather(*(submits(wire) for _ in range(3_000)))
-    assert ends.total() == 9_000
+    assert ends.total() == 3_000
     assert set(ends) <= {"taken", "refused with code and hint"}, ends
 
 
