@@ -45,6 +45,7 @@ def local_times(expression: str, zone: str, start: str, count: int) -> list[str]
         ("5-1 * * * *", "runs backwards"),
         ("*/0 * * * *", "step"),
         ("*/x * * * *", "step"),
+        ("*/1000 * * * *", "a step that is no number from 1 to 999"),
         ("1-2-3 * * * *", "minute"),
         ("1,,2 * * * *", "minute"),
         ("-1 * * * *", "minute"),
@@ -79,6 +80,7 @@ def test_names_steps_lists_and_words_mean_what_they_say() -> None:
     assert parse_cron("@weekly").text == NAMES["@weekly"]
     assert parse_cron("1-10/3,50 0 1 jan,Dec sun").minutes == (1, 4, 7, 10, 50)
     assert parse_cron("5/20 * * * *").minutes == (5, 25, 45)
+    assert parse_cron("*/999 * * * *").minutes == (0,)
     assert parse_cron("* * * jan-mar *").months == {1, 2, 3}
     assert parse_cron("0 0 * * 5-7").weekdays == {5, 6, 0}
     assert parse_cron("0 0 * * 7").weekdays == parse_cron("0 0 * * SUN").weekdays == {0}

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -198,6 +199,16 @@ def test_json_keeps_types_and_adds_extra_fields_and_the_traceback() -> None:
     assert "event" not in mine
     assert "job_id" not in as_json("sent", name="app.mail", job_id="", topic="", attempt=0)
     assert as_json("odd", name="app.mail", level="high", value=float("nan"), thing={1})["level_"] == "high"
+
+
+def test_json_has_the_time_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        with monkeypatch.context() as abroad:
+            abroad.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            assert as_json("sent", name="app.mail", created=1_767_225_599.25)["time"] == "2025-12-31T23:59:59.250Z"
+    finally:
+        time.tzset()
 
 
 def test_json_has_the_traceback_in_the_same_line() -> None:

@@ -26,9 +26,10 @@ STATE = QueueState(
     jobs={
         ("a", "mail"): {State.PENDING: 3, State.DEAD: 1},
         ("b", "mail"): {State.PENDING: 4},
+        ("c", "mail"): {State.PENDING: 0},
         OTHER: {State.PENDING: 9},
     },
-    oldest_due_seconds={("a", "mail"): 1.5, ("b", "mail"): 7.5},
+    oldest_due_seconds={("a", "mail"): 1.5, ("b", "mail"): 7.5, ("c", "mail"): 0.5},
     tables={"jobs": TableRows(live=10, dead=2)},
     xmin_age=12,
     instances=2,

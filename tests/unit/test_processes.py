@@ -125,6 +125,26 @@ def test_every_address_of_a_name_gets_the_same_number_or_none_is_kept(monkeypatc
         addresses.pop()
         for one in listening_sockets("both", number, shared=False):
             one.close()
+        addresses.append("127.0.0.3")
+        reserved = ReservedPort("both", number)
+        with pytest.raises(InvalidSetting):
+            ReservedPort("both", number)
+        reserved.close()
+        ReservedPort("both", number).close()
+
+
+def test_a_reservation_is_refused_by_the_name_of_its_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(InvalidSetting, match="--http-port: "):
+        ReservedPort("127.0.0.1", other.getsockname()[1], setting="--http-port")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_of_one_family_leave_the_other_family_free() -> None:
+    (six,) = listening_sockets("::", 0, shared=False)
+    number = six.getsockname()[1]
+    (four,) = listening_sockets("0.0.0.0", number, shared=False)  # noqa: S104 -- for an instant
+    for one in (six, four):
+        one.close()
 
 
 def test_an_address_that_is_not_ours_or_no_address_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from headgate.cli import main
 from headgate.domain.errors import InvalidInput, InvalidSetting, NotFound
 from headgate.ops.configuration import Configuration, read_configuration
-from headgate.ops.profiles import Profile, Profiles, profiles_file, read_profiles, write_profiles
+from headgate.ops.profiles import BYTES_MAX, Profile, Profiles, profiles_file, read_profiles, write_profiles
 from tests.support.shell import Shell
 
 PROD = Profile(url="https://queue.example:7070", token="prod-token", ca="/etc/headgate/ca.pem")
@@ -60,6 +60,33 @@ def test_a_file_that_others_can_read_is_refused(file: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(InvalidSetting, match=r"accessible to users other than its owner .*; run: chmod 600"):
         read_profiles(file)
+
+
+def test_every_character_of_a_value_is_read_as_written(file: Path) -> None:
+    odd = "".join(map(chr, range(1, 256))) + '\u2028\U0001f600"'
+    known = Profiles().saved("prod", Profile(url="a:1", token=odd))
+    write_profiles(file, known)
+    assert read_profiles(file) == known
+
+
+def test_a_file_of_the_greatest_size_is_read_and_a_larger_one_refused(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text("#" * BYTES_MAX)
+    file.chmod(0o600)
+    assert read_profiles(file) == Profiles()
+    file.write_text("#" * (BYTES_MAX + 1))
+    with pytest.raises(InvalidSetting, match=r"is larger than 1,048,576 bytes"):
+        read_profiles(file)
+
+
+def test_the_current_profile_is_one_that_is_there(file: Path) -> None:
+    known = Profiles().saved("test", TEST).saved("prod", PROD)
+    assert known.without("test").current == "prod"
+    assert known.without("prod").current == ""
+    file.parent.mkdir(parents=True)
+    file.write_text("current = 'gone'\n[profiles.a]\nurl = 'a:1'\n")
+    file.chmod(0o600)
+    assert read_profiles(file).current == ""
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,25 @@ async def test_a_batch_that_is_never_sealed_expires(app: Headgate) -> None:
         assert box.now == START + timedelta(days=1)
 
 
+async def test_the_clock_waits_for_no_job_of_another_app_and_for_no_batch_without_a_callback(app: Headgate) -> None:
+    with app.testing(now=START) as box:
+        await app.submit("render", delay=60)
+        await app.batch().open()
+        await box.drain()
+        assert box.now == START
+
+
+async def test_a_batch_that_has_expired_cannot_be_sealed_after_all(app: Headgate) -> None:
+    @app.job("done")
+    async def done() -> None: ...
+
+    with app.testing(now=START) as box:
+        batch = await app.batch(on_done=done.bind()).open()
+        box.advance(86_400)
+        await batch.seal()
+        assert (await batch.status()).expired
+
+
 async def test_an_idempotency_key_is_free_from_the_end_of_its_window_on(app: Headgate) -> None:
     @app.job("mail")
     async def mail() -> None: ...
@@ -199,6 +218,44 @@ async def test_a_deadline_that_has_come_is_over_and_a_redrive_after_it_has_none(
         await app.admin.jobs.redrive(handle.id)
         await box.drain()
         assert box.job(handle).state == "completed"
+
+
+async def test_a_replaced_job_runs_by_its_new_priority_and_no_longer_by_the_old_one(app: Headgate) -> None:
+    @app.job("index")
+    async def index(text: str) -> str:
+        return text
+
+    newest = Unique(key="a", on_conflict="replace")
+    with app.testing(now=START) as box:
+        await index.with_options(unique=newest, priority=9).submit("replaced")
+        await index.with_options(priority=5).submit("between")
+        await index.with_options(unique=newest, priority=1).submit("last")
+        assert (await box.drain()).results == ["between", "last"]
+
+
+async def test_a_redriven_job_has_no_result_until_it_has_run_again(app: Headgate) -> None:
+    @app.job("mail")
+    async def mail() -> str:
+        return "sent"
+
+    with app.testing(now=START) as box:
+        handle = await mail.submit()
+        await box.drain()
+        await app.admin.jobs.redrive(handle.id)
+        assert (box.job(handle).state, box.job(handle).result) == ("pending", None)
+        await box.drain()
+        assert box.job(handle).result == "sent"
+
+
+async def test_of_a_long_error_the_beginning_is_kept(app: Headgate) -> None:
+    @app.job("mail", max_attempts=1)
+    async def mail() -> None:
+        raise ValueError("x" * 2_000)
+
+    with app.testing(now=START) as box:
+        handle = await mail.submit()
+        await box.drain()
+        assert box.job(handle).last_error == ("ValueError: " + "x" * 2_000)[:1_000]
 
 
 async def test_a_redrive_is_refused_while_another_job_has_the_unique_key(app: Headgate) -> None:
@@ -481,6 +538,18 @@ async def test_jobs_of_other_apps_stay_until_the_test_settles_them(app: Headgate
         box.fail(second, "on fire", permanent=True)
         with pytest.raises(JobDead, match="on fire"):
             await second.result()
+
+
+async def test_a_job_that_came_before_its_handler_is_run_once_there_is_one(app: Headgate) -> None:
+    with app.testing(now=START) as box:
+        await app.submit("render", {})
+        await box.drain()
+
+        @app.job("render")
+        async def render() -> str:
+            return "ran"
+
+        assert (await box.drain()).results == ["ran"]
 
 
 async def test_jobs_submitted_by_other_threads_are_kept_too(app: Headgate) -> None:

@@ -12,6 +12,7 @@ import pytest
 from headgate.cli import REFUSING, main
 from headgate.domain.errors import InvalidInput, InvalidSetting
 from headgate.domain.redaction import DEFAULT_NAMES
+from headgate.ops.config_file import BYTES_MAX
 from headgate.ops.configuration import Configuration, Origin, parsed, read_configuration, unknown_variables
 from headgate.ops.setting import Kind, Setting
 from headgate.ops.settings import BY_NAME, SECTIONS, SETTINGS
@@ -153,6 +154,7 @@ def test_names_are_an_array_in_the_file_and_a_list_with_commas_elsewhere(tmp_pat
             '[server]\nname = """\nport = 1\n"""\nprot = 1\n',
             "5: server.prot is not a known setting; did you mean port?",
         ),
+        ('[server]\nname = """a"""\nprot = 1\n', "3: server.prot is not a known setting; did you mean port?"),
         ("server = 1\n", "1: server is not a section; write [server]"),
     ],
 )
@@ -161,6 +163,14 @@ def test_what_is_wrong_in_the_file_is_named_with_its_line(text: str, says: str, 
     with pytest.raises(InvalidSetting) as caught:
         read(tmp_path)
     assert str(caught.value).startswith(f"{path}:{says}")
+
+
+def test_a_file_of_the_greatest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, "[server]\nport = 1\n".ljust(BYTES_MAX, "#"))
+    assert read(tmp_path)["port"] == 1
+    path.write_text(path.read_text() + "#")
+    with pytest.raises(InvalidSetting, match=f"is larger than {BYTES_MAX} bytes"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(
