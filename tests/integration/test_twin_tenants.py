@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -18,22 +18,26 @@ from headgate.domain.ids import JobId
 from headgate.domain.job_logs import AttemptLines, LogLine
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.schedules import Every, ScheduleSpec
+from headgate.domain.states import State
 from headgate.store import (
     batches,
     control,
     dependencies,
     job_logs,
     leases,
+    reads,
     retention,
     schedules,
     topics,
     upkeep,
     verbs,
 )
+from headgate.store.batch_graphs import batch_graph
 from headgate.store.connect import Connection
+from headgate.store.listing import Filter
 from headgate.store.partitions import ensure_partitions
 from tests.support.queue import Clock, Queue, new_id
-from tests.support.store_calls import promote
+from tests.support.store_calls import list_jobs, promote
 
 RETRIES = Failed(error=ErrorInfo(type="Oops"))
 DIES = Failed(error=ErrorInfo(type="Fatal"), permanent=True)
@@ -58,7 +62,13 @@ class Twin:
     def __init__(self, queue: Queue, ids: dict[str, JobId]) -> None:
         self.queue, self.db, self.ids = queue, queue.db, ids
         self.no = 0
+        self.triggered = JobId(UUID(int=0))
         self.epochs: dict[UUID, int] = {}
+
+    @property
+    def body(self) -> bytes:
+        """Large enough for a row of its own."""
+        return self.queue.tenant.encode().ljust(1_100, b"l")
 
     def id(self, name: str) -> JobId:
         return self.ids.setdefault(name, new_id())
@@ -84,7 +94,7 @@ class Twin:
         made, _, _ = await schedules.trigger(
             self.db, queue.names, self.no, "nightly", request=self.id("trigger"), who="ana", reason=""
         )
-        self.ids["triggered"] = made
+        self.triggered = made  # its id is made from the number of the schedule
         claimed = await queue.claim(50, "mail", "work", lease=lease)
         self.epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
         await job_logs.add_log_lines(
@@ -96,8 +106,8 @@ class Twin:
 
     async def submit(self, name: str, topic: str = "mail", **options: object) -> None:
         mail = {
-            "payload": b"l" * 3_000,
-            "tags": ["red"],
+            "payload": self.body,
+            "tags": [self.queue.tenant],
             "unique": Unique(key=name),
             "key": name,
             "key_window": timedelta(days=30),
@@ -216,7 +226,7 @@ async def test_what_retention_removes_of_one_tenant_leaves_the_rows_of_another(
         replaced = Unique(key="waiting", on_conflict="replace")
         await twin.queue.submit(twin.queue.job(id=twin.id("replaces"), unique=replaced, payload=b"n" * 3_000))
         await twin.settle(*ENDS)
-        await verbs.cancel(db, twin.no, [twin.ids["triggered"]], who="ana")
+        await verbs.cancel(db, twin.no, [twin.triggered], who="ana")
     while (await dependencies.unblock_ready(db))[1]:
         pass
     keep = {f"keep_{state}": timedelta(days=1) for state in ("completed", "dead", "cancelled")}
@@ -241,3 +251,127 @@ async def test_what_retention_removes_of_one_tenant_leaves_the_rows_of_another(
         await check("expired keys", upkeep.forget_expired(db))
     assert not (await acting.rows())["archive"]
     assert not (await acting.rows())["idempotency_keys"]
+
+
+Step = Callable[[Twin], Awaitable[object]]
+
+
+async def claimed(twin: Twin) -> object:
+    found = await twin.queue.claim(50, "mail", "work", hints=[twin.id("waiting"), twin.id("abandoned")])
+    twin.epochs |= dict(zip(found.ids, found.epochs, strict=True))
+    return sorted(zip(found.ids, found.attempts, found.payloads, strict=True))
+
+
+async def settled(twin: Twin) -> object:
+    twice = [(twin.id(name), twin.epochs[twin.id(name)], outcome) for name, outcome in ENDS.items()]
+    return [(one.receipt, one.state) for _ in range(2) for one in await twin.queue.settle(*twice)]
+
+
+async def renewed(twin: Twin) -> object:
+    ids = sorted(twin.epochs)
+    held = leases.Held(tenant_no=twin.no, ids=ids, epochs=[twin.epochs[one] for one in ids], lease_ms=90_000)
+    return sorted((key[1], what) for key, what in (await leases.renew(twin.db, [held])).items())
+
+
+async def ended(twin: Twin) -> object:
+    names = ("waiting", "queued", "running", "completed", "dead", "scheduled")
+    changes = await verbs.cancel(twin.db, twin.no, [twin.id(name) for name in names], who="ana")
+    return [(job_id, one.changed, one.state) for job_id, one in changes.items()]
+
+
+async def submitted_again(twin: Twin) -> object:
+    again = [
+        twin.queue.job(id=twin.id(name), payload=twin.body) for name in ("completed", "dead", "cancelled", "running")
+    ]
+    keyed = [twin.queue.job(id=new_id(), payload=twin.body, key=name, key_window=timedelta(days=1)) for name in ENDS]
+    return [(one.id, one.receipt) for one in await twin.queue.submit(*again, *keyed)]
+
+
+async def changed(twin: Twin) -> object:
+    db, no, who = twin.db, twin.no, "ana"
+    raised = await verbs.reprioritise(db, no, [twin.id("scheduled"), twin.id("dead")], priority=9, who=who)
+    redriven = await verbs.redrive(db, no, [twin.id("dead"), twin.id("cancelled")], who=who)
+    gone = await verbs.discard(db, no, [twin.id("discarded"), twin.id("waiting"), twin.id("completed")], who=who)
+    return [{key: one.state for key, (one, _) in raised.items()}, set(redriven), gone]
+
+
+async def unblocked(twin: Twin) -> object:
+    while (await dependencies.unblock_ready(twin.db))[1]:
+        pass
+    states = await verbs.states(twin.db, twin.no, list(twin.ids.values()))
+    return {job_id: state for job_id, (state, _, _) in states.items()}
+
+
+async def bodies(twin: Twin) -> object:
+    return {job_id: await reads.payload(twin.db, twin.no, job_id) for job_id in await known(twin)}
+
+
+async def results(twin: Twin) -> object:
+    return {job_id: await reads.result(twin.db, twin.no, job_id) for job_id in await known(twin)}
+
+
+async def views(twin: Twin) -> object:
+    found = [await reads.get(twin.db, twin.no, job_id) for job_id in await known(twin)]
+    return [(one.id, one.state, one.attempt, one.last_error, one.worker, one.key, one.finished_at) for one in found]
+
+
+async def tags(twin: Twin) -> object:
+    return await reads.tags(twin.db, twin.no, await known(twin))
+
+
+async def histories(twin: Twin) -> object:
+    ids = sorted(twin.ids.values())
+    return {one: [(e.kind, e.state, e.attempt, e.at) for e in await reads.events(twin.db, twin.no, one)] for one in ids}
+
+
+async def logs(twin: Twin) -> object:
+    since = datetime(2020, 1, 1, tzinfo=UTC)
+    found = {}
+    for one in sorted(twin.ids.values()):
+        page = await job_logs.read_newest_lines(twin.db, twin.no, one, since=since, limit=9)
+        found[one] = [(line.seq, line.text) for line in page.lines]
+    return found
+
+
+async def batch(twin: Twin) -> object:
+    status = await batches.batch_status(twin.db, twin.no, twin.id("batch"))
+    graph = await batch_graph(twin.db, twin.queue.names, twin.no, status)
+    shown = sorted((one.id, one.state) for one in graph.members)
+    return status.counts, status.callback_state, shown, sorted(graph.edges, key=str)
+
+
+async def listed(twin: Twin) -> object:
+    """By each of the orders in which jobs are read."""
+    filters = [
+        Filter(),
+        Filter(states=frozenset({State.DEAD, State.CANCELLED})),
+        Filter(states=frozenset({State.RUNNING})),
+        Filter(tags=[twin.queue.tenant]),
+        Filter(unique_keys=frozenset({"running"})),
+        Filter(topic_nos=frozenset({(await twin.queue.topic("mail")).no})),
+    ]
+    pages = [await list_jobs(twin.db, twin.no, matching=one, limit=100) for one in filters]
+    rows = [[row for row in page.rows if row.id != twin.triggered] for page in pages]
+    return [[(row.id, row.state, row.attempt) for row in some] for some in rows]
+
+
+async def known(twin: Twin) -> list[UUID]:
+    return sorted(await verbs.states(twin.db, twin.no, list(twin.ids.values())))
+
+
+LOOKS: tuple[Step, ...] = (bodies, results, views, tags, histories, logs, batch, listed)
+STEPS: tuple[Step, ...] = (claimed, renewed, settled, unblocked, submitted_again, ended, changed, unblocked, claimed)
+
+
+async def test_a_tenant_gets_the_same_answers_before_and_after_its_twin(db: Connection, clock: Clock) -> None:
+    """The first acts while the other is at the beginning, the second while the first is at the end."""
+    ids: dict[str, JobId] = {}
+    twins = [Twin(Queue(db, tenant=name), ids) for name in ("acme", "ajax")]
+    for twin in twins:
+        await twin.build(lease=timedelta(minutes=1), due=timedelta(minutes=5))
+    answers = [
+        [(step.__name__, repr(await step(twin)).replace(twin.queue.tenant, "tenant")) for step in (*STEPS, *LOOKS)]
+        for twin in twins
+    ]
+    for first, second in zip(*answers, strict=True):
+        assert first == second
