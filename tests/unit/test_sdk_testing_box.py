@@ -56,6 +56,7 @@ async def test_the_clock_moves_to_each_retry_and_to_nothing_else(app: Headgate) 
         assert await handle.result() == "at last"
         assert [run.outcome for run in drained.runs] == ["failed", "failed", "failed", "completed"]
         assert drained.runs[0].next_at == START + timedelta(seconds=5)
+        assert drained.runs[-1].next_at is None
         assert isinstance(drained.runs[0].error, ValueError)
         assert [run.state for run in drained.runs] == ["retrying", "retrying", "retrying", "completed"]
 
@@ -117,6 +118,7 @@ async def test_a_job_that_snoozes_without_end_does_not_hang_the_test(
     with app.testing() as box:
         await poll.submit()
         assert len((await box.drain(until=timedelta(minutes=10))).runs) == 11
+        assert len((await box.drain(until=timedelta(minutes=100))).runs) == 100
         with pytest.raises(RuntimeError, match="100 attempts were made"):
             await box.drain()
 
@@ -615,6 +617,8 @@ async def test_a_box_leaves_the_client_as_it_was(app: Headgate) -> None:
     before = app._connection.addresses
     with app.testing():
         pass
+    with pytest.raises(AssertionError), app.testing():
+        raise AssertionError
     with app.testing() as second:
         assert isinstance(second, Box)
         assert second.submitted == []

@@ -165,7 +165,7 @@ class Box:
             with self._lock:
                 if reached is not None and reached():
                     return
-                if len(self._runs) >= DRAIN_MAX:
+                if len(self._runs) > DRAIN_MAX:
                     raise RuntimeError(
                         f"{DRAIN_MAX} attempts were made; check for jobs that submit each other or snooze without end, "
                         "or give drain(until=...)"
