@@ -15,9 +15,9 @@ from headgate.control.auth import TokenValidator
 from headgate.control.live import Live
 from headgate.control.revocation import OpenCalls
 from headgate.control.streams import OpenStream
-from headgate.domain.errors import HeadgateError, Overloaded
+from headgate.domain.errors import HeadgateError, Overloaded, ShuttingDown
 from headgate.domain.hints import Hint, HintKind
-from headgate.domain.identity import Identity, Scope, TokenRevoked
+from headgate.domain.identity import Identity, PermissionDenied, Scope, TokenRevoked
 from headgate.store import upkeep
 from headgate.store.connect import Connection
 from headgate.store.hints import VERSIONS, HintStore
@@ -126,6 +126,33 @@ async def test_a_page_of_the_scope_system_goes_on_when_its_credential_has_change
         call.changed.set()
         with pytest.raises(StopAsyncIteration):
             await ending
+
+
+async def test_a_page_ends_when_its_credential_gets_another_tenant_and_when_the_instance_stops(
+    pages: Pages,
+) -> None:
+    async with pages.open() as page:
+        await pages.look()
+        await following(page)
+        pages.tokens.now = replace(READS, tenant="other")
+        for call in pages.calls:
+            call.changed.set()
+        with pytest.raises(StopAsyncIteration):
+            await following(page)
+    async with pages.open() as page:
+        await pages.look()
+        await following(page)
+        pages.draining.set()
+        with pytest.raises(StopAsyncIteration):
+            await following(page)
+    with pytest.raises(ShuttingDown):
+        await pages.live.open(READS)
+
+
+async def test_a_credential_that_may_read_nothing_follows_no_page(pages: Pages) -> None:
+    with pytest.raises(PermissionDenied):
+        await pages.live.open(replace(READS, scopes=frozenset({Scope.SUBMIT, Scope.WORK})))
+    assert len(pages.live.reader) == 0
 
 
 async def test_a_page_ends_with_the_session_of_its_browser(pages: Pages) -> None:

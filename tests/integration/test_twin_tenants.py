@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from headgate.domain.dependencies import NewBatch, Unique
+from headgate.domain.errors import NotFound
 from headgate.domain.ids import JobId
 from headgate.domain.job_logs import AttemptLines, LogLine
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
@@ -69,6 +70,11 @@ class Twin:
     def body(self) -> bytes:
         """Large enough for a row of its own."""
         return self.queue.tenant.encode().ljust(1_100, b"l")
+
+    @property
+    def common(self) -> list[JobId]:
+        """The jobs that both tenants have, or may have."""
+        return [job_id for name, job_id in self.ids.items() if "only" not in name]
 
     def id(self, name: str) -> JobId:
         return self.ids.setdefault(name, new_id())
@@ -180,6 +186,16 @@ async def test_what_workers_and_operators_do_for_one_tenant_changes_no_row_of_an
             await check(f"a repeated submit, {name}", acting.submit(name))
         replaced = queue.job(id=new_id(), unique=Unique(key="waiting", on_conflict="replace"), payload=b"n" * 3_000)
         await check("a submit that replaces", queue.submit(replaced))
+        children = [
+            queue.job(
+                "children", id=new_id(), depends_on=[acting.id(name), acting.id("running")], on_parent_failure=then
+            )
+            for name in ("cancelled", "running", "waiting")
+            for then in ("block", "ignore")
+        ]
+        await check("a submit with parents", queue.submit(*children))
+        joined = queue.job("children", id=new_id(), batch=acting.id("batch"), depends_on=[acting.id("queued")])
+        await check("a submit to a batch", queue.submit(joined))
         await check("a claim", queue.claim(50, "mail", "work", "nightly"))
         again = leases.Held(tenant_no=no, ids=held, epochs=epochs, lease_ms=120_000)
         await check("a renewal", leases.renew(db, [again]))
@@ -298,7 +314,7 @@ async def changed(twin: Twin) -> object:
 async def unblocked(twin: Twin) -> object:
     while (await dependencies.unblock_ready(twin.db))[1]:
         pass
-    states = await verbs.states(twin.db, twin.no, list(twin.ids.values()))
+    states = await verbs.states(twin.db, twin.no, twin.common)
     return {job_id: state for job_id, (state, _, _) in states.items()}
 
 
@@ -320,14 +336,14 @@ async def tags(twin: Twin) -> object:
 
 
 async def histories(twin: Twin) -> object:
-    ids = sorted(twin.ids.values())
+    ids = sorted(twin.common)
     return {one: [(e.kind, e.state, e.attempt, e.at) for e in await reads.events(twin.db, twin.no, one)] for one in ids}
 
 
 async def logs(twin: Twin) -> object:
     since = datetime(2020, 1, 1, tzinfo=UTC)
     found = {}
-    for one in sorted(twin.ids.values()):
+    for one in sorted(twin.common):
         page = await job_logs.read_newest_lines(twin.db, twin.no, one, since=since, limit=9)
         found[one] = [(line.seq, line.text) for line in page.lines]
     return found
@@ -350,17 +366,45 @@ async def listed(twin: Twin) -> object:
         Filter(unique_keys=frozenset({"running"})),
         Filter(topic_nos=frozenset({(await twin.queue.topic("mail")).no})),
     ]
+    common = set(twin.common)
     pages = [await list_jobs(twin.db, twin.no, matching=one, limit=100) for one in filters]
-    rows = [[row for row in page.rows if row.id != twin.triggered] for page in pages]
+    rows = [[row for row in page.rows if row.id in common] for page in pages]
     return [[(row.id, row.state, row.attempt) for row in some] for some in rows]
 
 
 async def known(twin: Twin) -> list[UUID]:
-    return sorted(await verbs.states(twin.db, twin.no, list(twin.ids.values())))
+    return sorted(await verbs.states(twin.db, twin.no, twin.common))
+
+
+async def related(twin: Twin) -> object:
+    """Children of parents in every state, and of one that only the other tenant has."""
+    found = []
+    for name in (*ENDS, "running", "waiting", "cancelled", "only acme", "only ajax"):
+        children = [
+            twin.queue.job("more", id=twin.id(f"{then} {name}"), depends_on=[twin.id(name)], on_parent_failure=then)
+            for then in ("block", "ignore", "cancel")
+        ]
+        try:
+            found.append([(one.id, one.receipt) for one in await twin.queue.submit(*children)])
+        except NotFound:
+            found.append([])
+    found[-2 if twin.queue.tenant == "acme" else -1].clear()
+    return found
 
 
 LOOKS: tuple[Step, ...] = (bodies, results, views, tags, histories, logs, batch, listed)
-STEPS: tuple[Step, ...] = (claimed, renewed, settled, unblocked, submitted_again, ended, changed, unblocked, claimed)
+STEPS: tuple[Step, ...] = (
+    claimed,
+    renewed,
+    settled,
+    related,
+    unblocked,
+    submitted_again,
+    ended,
+    changed,
+    unblocked,
+    claimed,
+)
 
 
 async def test_a_tenant_gets_the_same_answers_before_and_after_its_twin(db: Connection, clock: Clock) -> None:
@@ -369,6 +413,7 @@ async def test_a_tenant_gets_the_same_answers_before_and_after_its_twin(db: Conn
     twins = [Twin(Queue(db, tenant=name), ids) for name in ("acme", "ajax")]
     for twin in twins:
         await twin.build(lease=timedelta(minutes=1), due=timedelta(minutes=5))
+        await twin.submit(f"only {twin.queue.tenant}", topic="elsewhere")
     answers = [
         [(step.__name__, repr(await step(twin)).replace(twin.queue.tenant, "tenant")) for step in (*STEPS, *LOOKS)]
         for twin in twins

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.init import FILES
+from headgate.cli.init import FILES, next_steps
 from tests.support.server import clean_environ
 from tests.support.shell import Shell
 
@@ -42,6 +42,27 @@ def test_it_overwrites_nothing(shell: Shell, tmp_path: Path) -> None:
     occupied = shell("init", str(tmp_path / "test_app.py" / "below"))
     assert (occupied.code, occupied.out) == (2, "")
     assert "DIR: cannot write to" in occupied.err
+
+
+def test_a_link_that_leads_nowhere_and_a_file_that_appears_meanwhile_are_kept(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app.py").symlink_to(tmp_path / "elsewhere.py")
+    assert shell("init", str(tmp_path)).code == 4
+    assert not (tmp_path / "elsewhere.py").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "app.py").write_text("mine")
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)
+    assert shell("init", str(other)).code == 2
+    assert (other / "app.py").read_text() == "mine"
+
+
+def test_the_next_steps_begin_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert next_steps(Path("a b"))[3].startswith("  cd 'a b' && headgate worker ")
+    for here in (Path(), tmp_path):
+        assert next_steps(here)[3].startswith("  headgate worker ")
 
 
 def test_every_file_of_the_app_is_in_the_package() -> None:

@@ -16,11 +16,12 @@ from headgate import Encryption, InvalidInput, SubmitManyError, Unique
 from headgate.domain.envelope import read_envelope
 from headgate.domain.ids import JobId
 from headgate.sdk.addresses import addresses_of
+from headgate.sdk.client.capacity import SubmitCapacity
 from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame
 from headgate.sdk.client.producer import LEAST_PAUSE_SECONDS, WINDOW, Producer
 from headgate.sdk.connection import PAGES_IN_FLIGHT
 from headgate.sdk.encryption import Purpose
-from headgate.sdk.errors import SubmitRefused
+from headgate.sdk.errors import OutboxFull, SubmitRefused
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.options import PLAIN, prepared
 from headgate.sdk.submitting import check_many, submit_many, submit_many_blocking
@@ -251,3 +252,49 @@ def test_what_was_lost_goes_out_again_in_the_order_of_the_calls() -> None:
     producer._resend_later()
     assert [one.order for one in producer._unsent] == [1, 2, 3]
     assert all(one.lost and not one.new_id for one in producer._unsent)
+
+
+# --- capacity --------------------------------------------------------------------------------------------------------
+
+
+async def test_capacity_is_given_out_in_the_order_of_the_calls() -> None:
+    capacity = SubmitCapacity(jobs=3, size=100)
+    assert capacity.take(2, 10)
+    large = asyncio.create_task(capacity.wait(3, 1, seconds=30))
+    await asyncio.sleep(0)
+    assert not capacity.take(1, 1), "an earlier caller waits, though this one would fit"
+    small = asyncio.create_task(capacity.wait(1, 1, seconds=30))
+    await asyncio.sleep(0)
+    large.cancel()
+    await small  # the next one fits when the first one has left
+    with pytest.raises(asyncio.CancelledError):
+        await large
+    capacity.give(2, 10)
+    assert (capacity._jobs, capacity._size) == (2, 99)
+
+
+async def test_capacity_that_was_granted_to_a_caller_that_is_gone_is_given_back() -> None:
+    capacity = SubmitCapacity(jobs=2, size=100)
+    assert capacity.take(2, 10)
+    waiting = asyncio.create_task(capacity.wait(2, 7, seconds=30))
+    await asyncio.sleep(0)
+    capacity.give(2, 10)  # granted, and cancelled before it could know
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (capacity._jobs, capacity._size) == (2, 100)
+
+
+def test_capacity_in_bytes_ends_with_the_last_byte_and_a_large_body_passes_before() -> None:
+    capacity = SubmitCapacity(jobs=9, size=10)
+    assert capacity.take(1, 9)
+    assert capacity.take(1, 1_000), "there was a byte left"
+    assert not capacity.take(1, 0)
+    capacity.give(1, 1_000)
+    capacity.take(1, 1)
+    assert not capacity.take(1, 0), "none is left"
+    with pytest.raises(OutboxFull):
+        capacity.wait_blocking(1, 0, seconds=0.001)
+    assert not capacity._queue
+    with pytest.raises(OutboxFull):
+        capacity.wait_blocking(10, 0, seconds=30)

@@ -10,6 +10,8 @@ import pytest
 
 from headgate.sdk import worker
 from headgate.sdk.outcomes import failure
+from headgate.sdk.worker import beats
+from headgate.sdk.worker import ledger as ledger_module
 from headgate.sdk.worker.beats import PROGRESS_SECONDS, RESEND_SECONDS
 from headgate.sdk.worker.protocol import DRAIN_SECONDS, RESEND_SOON_SECONDS
 from headgate.sdk.worker.stop_sequence import FLUSH_SECONDS, UNWIND_SECONDS
@@ -246,6 +248,108 @@ def test_progress_of_many_calls_is_sent_once_a_second_and_extensions_at_once() -
     driver.protocol.beats.add_extension(job, 120)
     (frame,) = driver.send()
     assert [one.lease_seconds for one in frame.beat.extensions] == [120]
+
+
+def test_what_one_beat_cannot_carry_follows_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beats, "BEAT_MAX_JOBS", 2)
+    driver = Driver(make_protocol(slots=5))
+    driver.connect()
+    driver.send()
+    jobs = driver.deliver(*raw_ids(5))
+    for job in jobs:
+        driver.protocol.beats.add_extension(job, 60)
+    driver.finish(jobs[3])
+    (outcomes,) = driver.outcomes()
+    driver.acknowledge(outcomes.seq)
+    extended = [one.id for frame in driver.sent for one in frame.beat.extensions]
+    for _ in range(2):
+        driver.pass_time(PROGRESS_SECONDS)
+        extended += [one.id for frame in driver.send() for one in frame.beat.extensions]
+    assert extended == [job.raw_id for job in jobs if job is not jobs[3]], "no extension of a job that has ended"
+
+
+def test_a_beat_says_how_many_deliveries_of_its_stream_were_seen() -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    driver.deliver(*raw_ids(1))
+    seen = driver.protocol.beats.jobs_seen = 7
+    driver.protocol.beats.due = True
+    assert [frame.beat.jobs_seen for frame in driver.send() if frame.HasField("beat")] == [seen]
+    driver.disconnect()
+    driver.connect()
+    assert driver.protocol.beats.jobs_seen == 0
+
+
+def test_a_short_lease_is_beaten_for_three_times_while_it_lasts() -> None:
+    driver = Driver(make_protocol(lease_seconds=6))
+    driver.connect()
+    driver.deliver(*raw_ids(1))
+    driver.send()
+    driver.pass_time(2.0)
+    assert any(frame.HasField("beat") for frame in driver.send())
+
+
+def test_results_of_a_frame_stand_beside_their_jobs_also_when_some_are_empty() -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    first, second, third = driver.deliver(*raw_ids(3))
+    driver.finish(first, outcome=b"")
+    driver.finish(second, outcome=b"2")
+    driver.finish(third, outcome=b"3")
+    (outcomes,) = driver.outcomes()
+    assert list(outcomes.results) == [b"", b"2", b"3"]
+    reported = driver.protocol.ledger.outbox.all_unacknowledged()
+    assert [one.completed.result for one in reported] == [b"", b"2", b"3"]
+
+
+def test_of_a_job_that_was_given_back_only_a_success_is_reported() -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    (job,) = driver.deliver(*raw_ids(1))
+    ledger = driver.protocol.ledger
+    job.abandoned = True
+    driver.finish(job, outcome=failure("ValueError", "cut short"))
+    assert driver.outcomes() == []
+    (other,) = driver.deliver(b"o" * 16)
+    other.abandoned = True
+    driver.finish(other, outcome=b"done")
+    (outcomes,) = driver.outcomes()
+    assert list(outcomes.results) == [b"done"]
+    assert ledger.active == 0
+
+
+def test_credit_ends_while_too_many_outcomes_are_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "UNACKNOWLEDGED_MAX", 2)
+    driver = Driver(make_protocol(slots=4))
+    driver.connect()
+    driver.send()
+    one, two = driver.deliver(*raw_ids(2))
+    ledger = driver.protocol.ledger
+    driver.finish(one)
+    assert ledger.credit() > 0
+    driver.finish(two)
+    assert ledger.credit() == 0
+    for outcomes in driver.outcomes():
+        driver.acknowledge(outcomes.seq)
+    assert ledger.outbox.count == 0
+    assert ledger.credit() + ledger.asked == 4
+
+
+def test_a_lost_job_that_has_not_begun_frees_its_place_and_a_newer_run_stays_held() -> None:
+    driver = Driver(make_protocol(slots=1, prefetch=2))
+    driver.connect()
+    driver.deliver(*raw_ids(2))
+    ledger = driver.protocol.ledger
+    waiting = ledger.held[raw_ids(2)[1]]
+    driver.receive(lost=held(waiting))
+    assert (ledger.active, len(ledger.held)) == (1, 1)
+    (old,) = driver.started
+    driver.deliver(old.raw_id, epoch=2)
+    newer = ledger.held[old.raw_id]
+    assert ledger.lose(old) is True
+    assert ledger.held[old.raw_id] is newer
+    ledger.acknowledged([old])
+    assert ledger.held[old.raw_id] is newer
 
 
 # --- cancellations and time ------------------------------------------------------------------------------------------

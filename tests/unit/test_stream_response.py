@@ -1,13 +1,27 @@
-"""Responses that are streams: how they end when the client does not read."""
+"""Responses that are streams: their text, what they are asked for, and how they end when the client does not read."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, Self, cast
+from uuid import UUID
 
+import pytest
 from litestar.response.base import ASGIResponse
 
 from headgate.api.http.handover import _Stream
+from headgate.api.http.routes import events
+from headgate.domain.errors import InvalidInput
+from headgate.domain.events import Alive, Ended, EventFilter, Gap, Happened, Opened, Position, SlowReader, StreamEvent
+from headgate.domain.hints import Hint, HintKind, Versions
+from headgate.domain.ids import JobId
+from headgate.web.pages import live
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+HERE = Position(at_ms=7, restores=0, xmin=1, xmax=2)
+ID = JobId(UUID(int=5))
 
 
 class Source:
@@ -49,3 +63,90 @@ async def test_a_response_that_is_overdue_ends_while_the_client_does_not_read() 
         source.late.set()
         await running
     assert source.closed
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (Opened(position=HERE), f"retry: 2000\nid: {HERE}\nevent: open\ndata: {{}}\n\n"),
+        (Alive(position=HERE), f": alive\nid: {HERE}\n\n"),
+        (
+            Gap(since=AT, until=AT, reason="restored"),
+            'event: gap\ndata: {"since_us":1767225600000000,"until_us":1767225600000000,"reason":"restored"}\n\n',
+        ),
+        (
+            Happened(event=StreamEvent(id="e", kind="job.failed", at=AT, tenant_no=1, xid=1, data={"attempt": 3})),
+            'event: job.failed\ndata: {"event_id":"e","kind":"job.failed","at_us":1767225600000000,"attempt":3}\n\n',
+        ),
+        (
+            Happened(
+                event=StreamEvent(id="e", kind="job.failed", at=AT, tenant_no=1, xid=1, topic="mail", job_id=ID),
+                position=HERE,
+            ),
+            (
+                f'id: {HERE}\nevent: job.failed\ndata: {{"event_id":"e","kind":"job.failed","at_us":1767225600000000,'
+                f'"topic":"mail","job_id":"{ID}"}}\n\n'
+            ),
+        ),
+        (
+            Ended(error=SlowReader("too slow")),
+            'event: end\ndata: {"code":"slow_reader","message":"too slow"}\n\n',
+        ),
+    ],
+)
+def test_an_item_of_the_stream_of_events_is_one_event_with_its_position(item: Any, text: str) -> None:
+    assert events.encoded(item).decode() == text
+
+
+async def test_the_stream_of_events_is_asked_for_what_the_query_names() -> None:
+    asked: list[object] = []
+
+    async def opened(caller: str, wanted: EventFilter, *, last_event_id: str) -> Source:
+        asked.extend((caller, wanted, last_event_id))
+        return Source()
+
+    request = cast("Any", SimpleNamespace(caller="ana", cases=SimpleNamespace(events=SimpleNamespace(open=opened))))
+    named = {"topic": "mail, ,sms,", "job_id": f" {ID} ", "kind": "job.failed", "batch": ID, "last_event_id": "3.4"}
+    answer = await events.follow_events.fn(request, **named)
+    wanted = EventFilter(
+        topics=frozenset({"mail", "sms"}), jobs=frozenset({ID}), kinds=frozenset({"job.failed"}), batch=ID
+    )
+    assert asked == ["ana", wanted, "3.4"]
+    assert answer.media_type == "text/event-stream"
+    with pytest.raises(InvalidInput, match="job_id: is not a UUID"):
+        await events.follow_events.fn(request, job_id="mail")
+
+
+def test_a_hint_is_one_event_with_the_versions_and_a_silent_stream_a_comment() -> None:
+    versions = Versions(by_kind={HintKind.JOBS: 3})
+    assert live.encoded(Hint(kinds=[], versions=versions, alive=True)) == b": alive\n\n"
+    text = f'retry: 3000\nid: {versions}\nevent: hint\ndata: {{"kinds":["jobs"]}}\n\n'
+    assert live.encoded(Hint(kinds=[HintKind.JOBS], versions=versions)).decode() == text
+
+
+@pytest.mark.parametrize(("header", "query", "begins"), [("2.h", "1.q", "2.h"), ("", "1.q", "1.q"), ("", "", "")])
+@pytest.mark.parametrize("dev", [False, True])
+async def test_hints_begin_where_the_browser_was_and_end_with_its_session(
+    header: str, query: str, begins: str, *, dev: bool
+) -> None:
+    asked: dict[str, Any] = {}
+
+    async def opened(caller: str, **named: Any) -> Source:
+        asked.update(named, caller=caller)
+        return Source()
+
+    request = SimpleNamespace(
+        caller="ana",
+        cookies={"hg_session": "secret", "__Host-hg_session": "secret"},
+        is_secure=False,
+        visitor=SimpleNamespace(dev=dev),
+        cases=SimpleNamespace(
+            live=SimpleNamespace(open=opened), web_sessions=SimpleNamespace(identify=lambda secret: f"session {secret}")
+        ),
+    )
+    answer = await live.follow_hints.fn(cast("Any", request), after=query, last_event_id=header)
+    assert (asked["caller"], asked["last_event_id"]) == ("ana", begins)
+    assert (asked["still_open"] is None) == dev
+    if not dev:
+        assert asked["still_open"]().startswith("session ")
+    assert answer.headers["cache-control"] == "no-store"

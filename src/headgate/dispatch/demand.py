@@ -149,10 +149,11 @@ class Demand:
                 if not took and session.awaits_look:
                     session.looked()
         if unserved or served:
-            asked = {session for session, _ in runs}
+            # Not all of `runs`: one that was revoked meanwhile may have asked again, and has its place by that.
+            moved = {*unserved, *served}
             self.sessions = deque(
                 session
-                for session in (*(one for one in self.sessions if one not in asked), *unserved, *served)
+                for session in (*(one for one in self.sessions if one not in moved), *unserved, *served)
                 if session.credit[self]
             )
 

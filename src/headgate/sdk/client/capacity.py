@@ -45,7 +45,8 @@ class SubmitCapacity:
         """Take in the order of the calls. Raises OutboxFull after `seconds`."""
         turn = self._enqueue(jobs, size)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(turn), seconds)
+            async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
+                await asyncio.wrap_future(turn)
         except BaseException as error:
             self._leave(turn, jobs, size)
             if isinstance(error, TimeoutError):
