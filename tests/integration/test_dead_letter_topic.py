@@ -24,7 +24,7 @@ SELECT j.id, j.payload, x.payload, j.headers, j.state, j.max_attempts, j.priorit
   FROM headgate.jobs j JOIN headgate.topics t ON t.topic_no = j.topic_no
   LEFT JOIN headgate.payloads x ON x.tenant_no = j.tenant_no AND x.id = j.id
  WHERE t.name = $1 ORDER BY j.rank_at"""
-DEAD = Failed(error=ErrorInfo(type="ValueError", message="no\nsuch address"), permanent=True)
+DEAD = Failed(error=ErrorInfo(type="ValueError", message="no\nsuch\taddress"), permanent=True)
 
 
 @pytest.fixture
@@ -67,6 +67,12 @@ async def test_a_job_that_dies_is_also_submitted_with_headers_that_name_its_orig
         "headgate-dead-error": "ValueError: no such address",
     }
     assert list((await queue.claim(1, "lost")).ids) == [copy]
+
+
+async def test_a_priority_of_the_dead_letter_topic_counts_before_that_of_the_job(queue: Queue) -> None:
+    await set_topic(queue, "lost", priority=-2)
+    await die(queue, await queue.add(priority=3))
+    assert [row[-1] for row in await copies(queue)] == [-2]
 
 
 async def test_in_an_ageing_dead_letter_topic_a_copy_ranks_as_a_submitted_job_does(queue: Queue) -> None:

@@ -335,6 +335,15 @@ def test_credit_ends_while_too_many_outcomes_are_unanswered(monkeypatch: pytest.
     assert ledger.credit() + ledger.asked == 4
 
 
+def test_a_new_stream_has_no_credit_out_and_waits_for_no_answer_to_quiet() -> None:
+    ledger = make_protocol().ledger
+    ledger.asked = 2
+    ledger.rest()
+    assert ledger.quiet_unconfirmed
+    ledger.new_stream()
+    assert (ledger.asked, ledger.quiet_unconfirmed) == (0, False)
+
+
 def test_a_lost_job_that_has_not_begun_frees_its_place_and_a_newer_run_stays_held() -> None:
     driver = Driver(make_protocol(slots=1, prefetch=2))
     driver.connect()
@@ -413,6 +422,32 @@ def test_a_deadline_ends_what_waits_and_stops_what_runs() -> None:
     assert driver.stopped == [running]
     (outcomes,) = driver.outcomes()
     assert (ids_of(outcomes), outcomes.others[0].failed.type) == (raw_ids(2)[1:], "deadline_exceeded")
+
+
+def test_the_timers_of_a_job_end_with_it() -> None:
+    driver = Driver(make_protocol(time_limit=10.0))
+    driver.connect()
+    (job,) = driver.deliver(*raw_ids(1), deadline_ms=5_000)
+    timers = driver.protocol.timers
+    assert (job, "deadline") in timers
+    assert (job, "limit") in timers
+    driver.finish(job)
+    assert (job, "deadline") not in timers
+    assert (job, "limit") not in timers
+    assert not driver.protocol.ledger.timed
+
+
+def test_of_a_lost_job_an_error_of_its_own_is_noted_and_nothing_that_follows_from_the_loss() -> None:
+    driver = Driver(make_protocol())
+    driver.connect()
+    jobs = driver.deliver(*raw_ids(4))
+    driver.receive(lost=held(*jobs))
+    snoozed = jobs_pb2.Outcome(snooze=jobs_pb2.Snooze(delay_ms=5))
+    own = failure("ValueError", "no")
+    for job, outcome in zip(jobs, (snoozed, own, failure("Cancelled", ""), b"done"), strict=True):
+        driver.protocol.ledger.finish(job, outcome, driver.now)
+    assert driver.protocol.ledger.unreported == [(jobs[1], own)]
+    assert driver.outcomes() == []
 
 
 def test_no_slot_free_for_long_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from headgate.domain.outcomes import Abandon, Completed, Nack, Snooze
 from headgate.domain.states import State
-from headgate.store import reads, upkeep, verbs
+from headgate.domain.stats import TopicLatencies
+from headgate.store import latencies, reads, upkeep, verbs
 from headgate.store.connect import Connection
 from tests.integration.reads.walking import BOOM, FATAL, HOUR
 from tests.support.queue import Clock, Queue, links
@@ -126,3 +127,44 @@ async def test_flows_by_the_minute_tell_what_happened(queue: Queue) -> None:
         "SELECT topic_no, sum(submitted), sum(completed) FROM headgate.flow_buckets WHERE seconds = 3600 GROUP BY 1"
     )
     assert sorted(tuple(row) for row in hours) == [(0, 6, 6), (topic, 6, 6)], "all topics together, and each"
+
+
+async def test_what_is_folded_in_two_rounds_is_what_is_folded_at_once(db: Connection, clock: Clock) -> None:
+    """Every change of state; of one topic at once, of the other in two rounds into the same intervals."""
+    every = """
+        INSERT INTO headgate.flow_deltas (tenant_no, topic_no, from_state, to_state, n, at)
+        SELECT 1, $1, f, t, 100 + 10 * f + t, $2
+          FROM generate_series(-1, 7) AS f, generate_series(-1, 7) AS t WHERE f <> t"""
+    parts = [clock.now.replace(minute=7, second=n, microsecond=0) for n in (1, 59)]
+    for at in parts:
+        await db.execute(every, 1, at)
+    await upkeep.fold_flows(db)
+    for at in parts:
+        await db.execute(every, 2, at)
+        await upkeep.fold_flows(db)
+    for table in ("flow_buckets", "state_counts"):
+        read = f"SELECT (to_jsonb(b) - 'topic_no')::text FROM headgate.{table} b WHERE topic_no = $1"
+        rows = [{row[0] for row in await db.fetch(read, topic_no)} for topic_no in (1, 2)]
+        assert rows[0] == rows[1]
+        assert rows[0]
+    sums = """
+        SELECT count(*) FILTER (WHERE a.submitted = 2 * b.submitted AND a.started = 2 * b.started
+                                  AND a.completed = 2 * b.completed
+                                  AND a.retried = 2 * b.retried AND a.failed = 2 * b.failed AND a.dead = 2 * b.dead
+                                  AND a.cancelled = 2 * b.cancelled AND a.pending_change = 2 * b.pending_change
+                                  AND a.changes = 2 * b.changes), count(*)
+          FROM headgate.flow_buckets a JOIN headgate.flow_buckets b USING (tenant_no, seconds, at)
+         WHERE a.topic_no = 0 AND b.topic_no = 1"""
+    assert tuple(await db.fetchrow(sums) or ()) == (3, 3), "the tenant has the sum of its topics"
+
+
+async def test_latencies_of_several_topics_and_instances_are_added_each_to_its_own(
+    db: Connection, clock: Clock
+) -> None:
+    first = [TopicLatencies(topic_no=n, pickup=[n] * 20, run=[10 * n] * 20) for n in (1, 2)]
+    for _ in range(2):
+        await latencies.record(db, [(1, one) for one in first])
+    rows = await db.fetch("SELECT topic_no, pickup, run FROM headgate.latency_buckets WHERE topic_no > 0")
+    assert len(rows) == 6
+    for topic_no, pickup, run in rows:
+        assert (set(pickup), set(run)) == ({2 * topic_no}, {20 * topic_no})

@@ -194,6 +194,21 @@ async def test_the_wait_in_a_paused_topic_is_shown_for_that_topic_alone(queue: Q
     assert await newest(topic="held") == 35
 
 
+async def test_a_pause_of_another_tenant_or_one_that_is_over_is_no_pause_of_a_wait(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await clock.set(clock.now.replace(second=0, microsecond=0))
+    await queue.add(1, "mail")
+    other = Queue(queue.db, tenant="other")
+    await control.pause(queue.db, (await other.tenant_no(), 0))
+    mail = (await queue.tenant_no(), (await queue.topic("mail")).no)
+    await control.pause(queue.db, mail, until=clock.now + timedelta(seconds=10))
+    await fold(queue.db)
+    await upkeep.note_served(queue.db)
+    await clock.advance(seconds=20)
+    await upkeep.record_ages(queue.db)
+    assert _seconds((await read(queue)).intervals[-1].oldest_due) == 20
+
+
 async def test_ages_of_many_topics_are_looked_up_some_at_a_time(queue: Queue) -> None:
     clock = await Clock.install(queue.db)
     for topic in ("a", "b", "c"):

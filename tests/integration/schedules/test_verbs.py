@@ -13,7 +13,7 @@ from headgate.domain.outcomes import Completed
 from headgate.domain.schedules import LOOK_SECONDS, After, At, CatchUp, Every, Fired, Firing, Overlap, WhenFull, plan
 from headgate.domain.states import State
 from headgate.domain.topic_sets import TopicSet
-from headgate.store import audit, schedule_firing, schedules, topics, verbs
+from headgate.store import audit, reads, schedule_firing, schedules, topics, verbs
 from headgate.store.connect import Connection, connect
 from tests.integration.schedules.bench import MINUTE, NOON, Bench
 from tests.support.queue import new_id
@@ -209,6 +209,21 @@ async def test_a_trigger_makes_one_job_per_request_outside_of_the_grid(bench: Be
     assert (await bench.get()).next_at == NOON + MINUTE  # the grid is untouched
     verbs_seen = [entry.verb for entry in await audit.entries(bench.db, tenant)]
     assert verbs_seen.count("trigger_schedule") == 2
+    assert (await bench.get()).fired == 2
+
+
+async def test_a_triggered_job_has_the_values_of_its_schedule_before_those_of_its_topic(bench: Bench) -> None:
+    tenant, rules = await bench.queue.tenant_no(), {"priority": 2, "max_attempts": 4}
+    await bench.queue.topic()
+    await topics.set_topic(bench.db, bench.queue.names, tenant, "mail", rules=rules)
+    await bench.put("own", priority=7, max_attempts=9)
+    await bench.put("none")
+    found = {}
+    for name in ("own", "none"):
+        job_id, _, _ = await bench.verb(schedules.trigger, name, request=new_id())
+        found[name] = await reads.get(bench.db, tenant, job_id)
+    assert {name: (one.priority, one.max_attempts) for name, one in found.items()} == {"own": (7, 9), "none": (2, 4)}
+    assert found["own"].rank_class < found["none"].rank_class, "the better one is claimed first"
 
 
 async def test_an_end_is_kept_and_one_that_leaves_nothing_is_refused(bench: Bench) -> None:
