@@ -283,3 +283,22 @@ async def test_what_hangs_on_jobs_that_stay_is_left_alone(queue: Queue, clock: C
     assert set(await verbs.redrive(queue.db, tenant, kept)) == set(kept)
     assert set((await queue.claim(10)).payloads) == {b"l" * 3_000}
     await counts_agree(queue)
+
+
+async def test_of_the_history_all_goes_that_is_of_the_life_of_the_job(queue: Queue, clock: Clock) -> None:
+    """From a minute before its submit to its end: what is older or newer is of another job with this id."""
+    db, tenant = queue.db, await queue.tenant_no()
+    (gone,) = await end(queue, Completed())
+    await end(queue, DIES)  # the day stays
+    (life,) = await db.fetch("SELECT created_at, finished_at FROM headgate.archive WHERE id = $1", gone)
+    note = """
+        INSERT INTO headgate.job_events (tenant_no, job_id, at, kind, epoch, attempt, state)
+        VALUES ($1, $2, $3, 8, 1, 1, 0)"""
+    moment, minute = timedelta(microseconds=1), timedelta(minutes=1)
+    others = [life[0] - minute - moment, life[1] + moment]
+    for at in (*others, life[0] - minute, life[1]):
+        await db.execute(note, tenant, gone, at)
+    await later(clock, db, days=9)
+    assert (await all_passes(db)).jobs == 1
+    left = await db.fetch("SELECT at FROM headgate.job_events WHERE job_id = $1 ORDER BY at", gone)
+    assert [row[0] for row in left] == others
