@@ -291,6 +291,19 @@ async def test_keys_take_turns_however_many_jobs_each_has(db: Connection) -> Non
     await no_drift(db)
 
 
+async def test_of_a_key_with_fair_shares_few_jobs_are_pending_however_often_it_gets_more(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    pending = "SELECT count(*) FROM headgate.jobs WHERE state = 0 /* pending */"
+    for _ in range(3):
+        await queue.add(8, limit_key="big")
+        assert await db.fetchval(pending) <= 10
+    await queue.claim(4)
+    await queue.add(8, limit_key="big")
+    assert await db.fetchval(pending) <= 10
+    await no_drift(db)
+
+
 async def test_many_keys_share_in_turn(db: Connection) -> None:
     queue = Queue(db)
     await limit(queue, fair_by_key=True)
