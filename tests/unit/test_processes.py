@@ -142,6 +142,7 @@ def test_a_reservation_is_refused_by_the_name_of_its_setting() -> None:
 def test_all_addresses_of_one_family_leave_the_other_family_free() -> None:
     (six,) = listening_sockets("::", 0, shared=False)
     number = six.getsockname()[1]
+    six.listen()
     (four,) = listening_sockets("0.0.0.0", number, shared=False)  # noqa: S104 -- for an instant
     for one in (six, four):
         one.close()

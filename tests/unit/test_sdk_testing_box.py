@@ -168,7 +168,9 @@ async def test_an_idempotency_key_is_free_from_the_end_of_its_window_on(app: Hea
         first = await once.submit()
         box.advance(timedelta(minutes=59, seconds=59))
         assert (await once.submit()).id == first.id
+        assert (await first.info()).key == "a"
         box.advance(1)
+        assert (await first.info()).key == ""
         assert (await once.submit()).id != first.id
 
 

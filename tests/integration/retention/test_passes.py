@@ -11,7 +11,7 @@ from headgate.domain.dependencies import NewBatch, Unique
 from headgate.domain.outcomes import Completed
 from headgate.domain.retention import Removed
 from headgate.domain.states import State, SubmitReceipt
-from headgate.store import dependencies, partitions, retention
+from headgate.store import dependencies, partitions, retention, verbs
 from headgate.store.batches import open_batch, seal_batch
 from tests.integration.retention.finishing import DAY, DIES, START, counts_agree, end, end_all, known, later
 from tests.support.queue import Clock, Queue, links, new_id
@@ -80,8 +80,9 @@ async def test_a_day_that_is_old_as_a_whole_is_cleared_in_bounded_passes_too(
     await counts_agree(queue)
 
 
+@pytest.mark.parametrize("ended", [False, True])
 async def test_a_job_submitted_again_while_its_day_is_cleared_keeps_its_payload_and_its_limit_key(
-    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ended: bool
 ) -> None:
     jobs = await end(queue, Completed(), 12, payload=b"l" * 3_000, tags=["red"], limit_key="k")
     await later(clock, queue.db, days=40)
@@ -92,9 +93,13 @@ async def test_a_job_submitted_again_while_its_day_is_cleared_keeps_its_payload_
         assert (await retention.run_pass(queue.db, chunk=5)).more
     new = queue.job(id=again, payload=b"n" * 3_000, tags=["green"], limit_key="other")
     assert [done.receipt for done in await queue.submit(new)] == [SubmitReceipt.CREATED]
+    if ended:  # and be it already in the archive again
+        await end_all(queue, "mail", Completed())
     while (await retention.run_pass(queue.db, chunk=5)).more:
         pass
     assert await queue.db.fetchval("SELECT to_regclass($1) IS NULL", past)
+    if ended:
+        assert set(await verbs.redrive(queue.db, await queue.tenant_no(), [again])) == {again}
     claimed = await queue.claim(10)
     assert (list(claimed.ids), list(claimed.payloads)) == ([again], [b"n" * 3_000])
     keys = [tuple(row) for row in await queue.db.fetch("SELECT job_id, limit_key FROM headgate.job_limit_keys")]

@@ -135,6 +135,34 @@ async def test_a_renewal_does_not_wait_for_the_watchdog_and_the_next_one_reports
     ].lost
 
 
+async def test_an_older_epoch_of_a_locked_job_is_lost_and_the_present_one_skipped(
+    queue: Queue, rivals: Rivals, running: UUID
+) -> None:
+    tenant, other = await queue.tenant_no(), await rivals.queue()
+    (old,) = await epochs_of(queue.db, [running])
+    await queue.settle((running, 1, Abandon()))
+    (now,) = (await queue.claim()).epochs
+    asked = leases.Held(tenant_no=tenant, ids=[running, running], epochs=[old, now], lease_ms=60_000)
+    async with queue.db.transaction():
+        await queue.db.fetch("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", running)
+        answers = await leases.renew(other.db, [asked])
+    assert {epoch: (one.lost, one.skipped) for (_, _, epoch), one in answers.items()} == {
+        old: (True, False),
+        now: (False, True),
+    }
+
+
+async def test_a_lease_of_a_time_to_come_is_cut_and_not_ended_also_when_each_is_tried_by_itself(
+    queue: Queue, running: UUID
+) -> None:
+    clock = await Clock.install(queue.db)
+    await clock.advance(days=-1)
+    assert await leases.reap_each(queue.db) == ([], [])
+    assert await all_jobs(queue) == {State.RUNNING: 1}
+    (lease,) = await queue.db.fetch("SELECT lease_until FROM headgate.jobs WHERE id = $1", running)
+    assert lease[0] == clock.now + timedelta(seconds=60)
+
+
 async def test_the_watchdog_leaves_alone_what_is_being_renewed(queue: Queue, rivals: Rivals, expired: UUID) -> None:
     tenant, other = await queue.tenant_no(), await rivals.queue()
     async with queue.db.transaction():
