@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from headgate.domain.outcomes import Completed, ErrorInfo, Failed
-from headgate.domain.states import State
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed, Outcome
+from headgate.domain.states import Receipt, State
 from headgate.store import dependencies, leases, reads, verbs
 from headgate.store.connect import Connection, connect
 from headgate.store.topics import TopicStore
@@ -283,3 +283,23 @@ async def test_a_job_starts_at_a_worker_that_connects_after_it_was_promoted(data
         await one.reach(1, State.PENDING)
         worker = await one.worker(slots=1, handler=completing())
         await soon(lambda: worker.tracker.times[late] == 1, "it has started")
+
+
+@pytest.mark.parametrize("outcome", [Completed(), Failed(error=ErrorInfo(type="Oops"))], ids=["completed", "failed"])
+async def test_the_answer_to_an_outcome_that_is_known_already_waits_for_a_commit_of_its_own(
+    queue: Queue, outcome: Outcome
+) -> None:
+    """With synchronous replication: what it is about may be seen here before a standby has it."""
+    (job_id,) = await queue.add()
+    epoch = (await queue.claim()).epochs[0]
+    await queue.settle((job_id, epoch, outcome))
+    async with queue.db.transaction():
+        assert [one.receipt for one in await queue.settle((job_id, epoch, outcome))] == [Receipt.DUPLICATE]
+        assert await queue.db.fetchval("SELECT pg_current_xact_id_if_assigned()") is not None
+
+
+async def test_a_thousand_characters_of_an_error_stay_with_the_job(queue: Queue) -> None:
+    (job_id,) = await queue.add()
+    epoch = (await queue.claim()).epochs[0]
+    await queue.settle((job_id, epoch, Failed(error=ErrorInfo(type="Oops", message="x" * 2_000))))
+    assert (await reads.get(queue.db, await queue.tenant_no(), job_id)).last_error == ("Oops: " + "x" * 2_000)[:1_000]

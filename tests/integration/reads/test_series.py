@@ -207,6 +207,10 @@ async def test_a_pause_of_another_tenant_or_one_that_is_over_is_no_pause_of_a_wa
     await clock.advance(seconds=20)
     await upkeep.record_ages(queue.db)
     assert _seconds((await read(queue)).intervals[-1].oldest_due) == 20
+    await control.pause(queue.db, mail, until=clock.now + timedelta(hours=1))
+    await clock.advance(seconds=10)
+    await upkeep.record_ages(queue.db)
+    assert _seconds((await read(queue)).intervals[-1].oldest_due) == 20, "a pause that will end is one"
 
 
 async def test_ages_of_many_topics_are_looked_up_some_at_a_time(queue: Queue) -> None:

@@ -13,7 +13,7 @@ from headgate.domain.dispatching import Renewal
 from headgate.domain.errors import NotFound
 from headgate.domain.outcomes import Abandon, Nack, Outcome
 from headgate.domain.states import EventKind, Receipt, State
-from headgate.store import leases, reads, verbs
+from headgate.store import dependencies, leases, reads, verbs
 from headgate.store.settle import SETTLE, OutcomeFlush, settle
 from tests.integration.test_limits import limit, no_drift
 from tests.integration.traps.rivals import BOOM, DONE, FATAL, Rivals, all_jobs, last_instant, run
@@ -150,6 +150,38 @@ async def test_an_older_epoch_of_a_locked_job_is_lost_and_the_present_one_skippe
         old: (True, False),
         now: (False, True),
     }
+    answers = await leases.renew(other.db, [asked])
+    assert {epoch: one.lost for (_, _, epoch), one in answers.items()} == {old: True}, "the other one is renewed"
+
+
+async def test_answers_of_a_renewal_for_several_tenants_are_about_their_own_jobs(queue: Queue, running: UUID) -> None:
+    other = Queue(queue.db, tenant="other")
+    await other.add(2)
+    theirs = await other.claim(2)
+    await other.settle((theirs.ids[1], theirs.epochs[1], DONE))
+    epochs = {queue.tenant: await epochs_of(queue.db, [running]), other.tenant: theirs.epochs}
+    asked = [
+        leases.Held(tenant_no=await one.tenant_no(), ids=ids, epochs=epochs[one.tenant], lease_ms=60_000)
+        for one, ids in ((queue, [running]), (other, theirs.ids))
+    ]
+    answers = await leases.renew(queue.db, asked)
+    assert {key: one.lost for key, one in answers.items()} == {
+        (await other.tenant_no(), theirs.ids[1], theirs.epochs[1]): True
+    }
+
+
+async def test_of_a_flush_each_child_hears_how_its_own_parent_ended(queue: Queue) -> None:
+    first, second = sorted(await queue.add(2))
+    (child,) = await queue.add(1, "children", depends_on=[second])
+    claimed = await queue.claim(2)
+    epochs = dict(zip(claimed.ids, claimed.epochs, strict=True))
+    await queue.settle((first, epochs[first], BOOM), (second, epochs[second], FATAL))
+    while (await dependencies.unblock_ready(queue.db))[1]:
+        pass
+    assert (await reads.get(queue.db, await queue.tenant_no(), child)).state is State.CANCELLED
+    assert (await reads.events(queue.db, await queue.tenant_no(), child))[
+        -1
+    ].reason == f"it waited for {second}, which is dead"
 
 
 async def test_a_lease_of_a_time_to_come_is_cut_and_not_ended_also_when_each_is_tried_by_itself(
