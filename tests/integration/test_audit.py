@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from headgate.domain.errors import InvalidInput
+from headgate.domain.log_fields import REQUEST_ID
 from headgate.domain.views import AuditFilter
 from headgate.store import audit
 from headgate.store.connect import Connection
@@ -77,9 +78,23 @@ async def test_a_line_is_logged_after_the_commit_and_never_for_what_is_undone(
     assert [entry.target for entry in await audit.entries(db)] == ["kept within", "kept"]
 
 
+async def test_an_entry_names_the_request_that_made_the_change(db: Connection) -> None:
+    token = REQUEST_ID.set("r-1")
+    try:
+        await audit.record(db, 1, actor="ana", verb="pause", target="topic mail", detail={"old": 1})
+        await audit.record(db, 1, actor="ana", verb="pause", target="topic mail")
+    finally:
+        REQUEST_ID.reset(token)
+    await audit.record(db, 1, actor="ana", verb="pause", target="topic mail")
+    found = [dict(one.detail) for one in await audit.entries(db, 1)]
+    assert found == [{}, {"request_id": "r-1"}, {"old": 1, "request_id": "r-1"}]
+
+
 async def test_a_page_without_bounds_is_refused(db: Connection) -> None:
-    with pytest.raises(InvalidInput, match="limit"):
-        await audit.entries(db, limit=0)
+    for limit in (0, 501):
+        with pytest.raises(InvalidInput, match="limit"):
+            await audit.entries(db, limit=limit)
+    assert await audit.entries(db, limit=500) == []
 
 
 @pytest.mark.parametrize(

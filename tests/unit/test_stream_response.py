@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, Self, cast
@@ -13,7 +15,9 @@ from litestar.response.base import ASGIResponse
 
 from headgate.api.http.handover import _Stream
 from headgate.api.http.routes import events
-from headgate.domain.errors import InvalidInput
+from headgate.control import streams
+from headgate.control.streams import OpenStream, SharedReader
+from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.events import Alive, Ended, EventFilter, Gap, Happened, Opened, Position, SlowReader, StreamEvent
 from headgate.domain.hints import Hint, HintKind, Versions
 from headgate.domain.ids import JobId
@@ -150,3 +154,46 @@ async def test_hints_begin_where_the_browser_was_and_end_with_its_session(
     if not dev:
         assert asked["still_open"]().startswith("session ")
     assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_a_stream_is_overdue_only_if_its_credential_is_still_changed_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "END_WITHIN", 0)
+    call = SimpleNamespace(changed=asyncio.Event())
+
+    async def items() -> AsyncGenerator[str, None]:
+        yield "one"
+
+    stream = OpenStream(items(), cast("Any", call), ExitStack())
+    overdue = asyncio.create_task(stream.overdue())
+    await asyncio.sleep(0)
+    call.changed.set()
+    await asyncio.sleep(0)
+    call.changed.clear()  # its client reads, and the stream has taken the new rights
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not overdue.done()
+    call.changed.set()
+    async with asyncio.timeout(30):
+        await overdue
+    await stream.aclose()
+
+
+async def test_a_reader_without_streams_stops_when_it_is_asked_to() -> None:
+    class Idle(SharedReader):
+        def __len__(self) -> int:
+            return 0
+
+        async def run_once(self) -> int:
+            raise AssertionError
+
+        def delayed(self, error: HeadgateError) -> None:
+            raise AssertionError
+
+    reader = Idle(every=30)
+    running = asyncio.create_task(reader.run())
+    await asyncio.sleep(0)
+    reader.stop()
+    async with asyncio.timeout(30):
+        await running

@@ -10,10 +10,12 @@ from uuid import uuid4
 
 import pytest
 
+from headgate.domain.api_keys import OVERLAP_DEFAULT
 from headgate.domain.batch_graph import BatchGraph, BatchMember, Edge
 from headgate.domain.bulk import BulkOperation, Counted, JobLine, Preview, Progress, Verb
 from headgate.domain.errors import NotFound
 from headgate.domain.filter_parser import parse
+from headgate.domain.identity import Identity, Scope
 from headgate.domain.redaction import MASK, Redaction
 from headgate.domain.schedules import Every, ScheduleSpec
 from headgate.domain.states import EventKind, State
@@ -28,10 +30,12 @@ from headgate.web.models.bodies import SHOWN_MAX_BYTES, body_of
 from headgate.web.models.job_list import Query, rows_of, tabs_of
 from headgate.web.models.job_page import _masked_event, like_payload
 from headgate.web.models.operations import TYPE_ABOVE, OperationView, PreviewView
+from headgate.web.pages import access
 from headgate.web.pages.jobs import _answered
 from headgate.web.pages.operations import _request
 from headgate.web.routing import safe_path
 from headgate.web.schedule_forms import spec_of
+from headgate.web.visitor import Visitor
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 
@@ -173,3 +177,77 @@ def test_a_dependency_on_a_job_that_is_not_shown_is_not_drawn() -> None:
     for edge in (Edge(parent=shown, child=hidden, met=False), Edge(parent=hidden, child=shown, met=False)):
         members = [BatchMember(id=shown, topic="mail", state=State.PENDING)]
         assert layout_of(BatchGraph(batch=batch, members=members, edges=[edge])).lines == []
+
+
+def test_a_visitor_is_named_by_the_most_it_may_do_and_changes_nothing_while_the_database_takes_no_writes() -> None:
+    scopes = frozenset({Scope.READ, Scope.OPERATE, Scope.ADMIN})
+    for held, role in ((scopes, "admin"), (scopes - {Scope.ADMIN}, "operator"), (frozenset({Scope.READ}), "viewer")):
+        identity = Identity(tenant="acme", subject="ana", scopes=held, credential="c")
+        assert Visitor(cookie="c", identity=identity).role == role
+    visitor = Visitor(cookie="c", identity=Identity(tenant="acme", subject="ana", scopes=scopes, credential="c"))
+    assert visitor.can("AdminService/Status")
+    assert visitor.can("AdminService/Pause")
+    visitor.read_only = True
+    assert visitor.can("AdminService/Status")
+    assert not visitor.can("AdminService/Pause")
+
+
+@pytest.mark.parametrize(
+    ("after", "sessions_after", "expected"),
+    [
+        ("", "", ["/ui/access?after=k9", "", "/ui/access?sessions_after=s9", ""]),
+        ("k1", "", ["/ui/access?after=k9", "/ui/access", "/ui/access?after=k1&sessions_after=s9", ""]),
+        (
+            *("k1", "s1"),
+            [
+                *("/ui/access?after=k9&sessions_after=s1", "/ui/access?sessions_after=s1"),
+                *("/ui/access?after=k1&sessions_after=s9", "/ui/access?after=k1"),
+            ],
+        ),
+    ],
+)
+async def test_keys_and_sessions_have_pages_of_their_own(after: str, sessions_after: str, expected: list[str]) -> None:
+    async def keys(_caller: object, **named: object) -> tuple[list[object], str]:
+        assert named == {"revoked": False, "after": after, "limit": access.ROWS}
+        return [], "k9"
+
+    async def sessions(_caller: object, **named: object) -> tuple[list[object], str]:
+        assert named == {"after": sessions_after, "limit": access.ROWS}
+        return [], "s9"
+
+    request = SimpleNamespace(
+        caller="ana",
+        cases=SimpleNamespace(keys=SimpleNamespace(page=keys), web_sessions=SimpleNamespace(page=sessions)),
+        render=lambda *_, **shown: shown,
+    )
+    shown: Any = await access.access.fn(request, after=after, sessions_after=sessions_after)
+    names = ("next_keys_url", "first_keys_url", "next_sessions_url", "first_sessions_url")
+    assert [shown[name] for name in names] == expected
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected"), [("", OVERLAP_DEFAULT), ("0s", timedelta(0)), ("1h", timedelta(hours=1))]
+)
+async def test_a_key_is_rotated_and_revoked_with_the_overlap_and_the_reason_of_the_form(
+    overlap: str, expected: timedelta
+) -> None:
+    asked: list[object] = []
+
+    async def rotate(_caller: object, key_id: str, **named: object) -> tuple[object, str]:
+        asked.append((key_id, named))
+        return SimpleNamespace(name="n"), "secret"
+
+    async def revoke(_caller: object, key_id: str, **named: object) -> object:
+        asked.append((key_id, named))
+        return SimpleNamespace(name="n")
+
+    request = SimpleNamespace(
+        caller="ana",
+        fields=Form([("overlap", overlap), ("reason", "leaked")]),
+        cases=SimpleNamespace(keys=SimpleNamespace(rotate=rotate, revoke=revoke)),
+        render=lambda *_, **shown: shown,
+        done=lambda text, **_: text,
+    )
+    await access.rotate_key.fn(request, "k1")
+    await access.revoke_key.fn(request, "k1")
+    assert asked == [("k1", {"overlap": expected, "reason": "leaked"}), ("k1", {"reason": "leaked"})]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from headgate.domain.dependencies import NewBatch
+from headgate.domain.job_logs import AttemptLines, LogLine
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import State, SubmitReceipt
-from headgate.store import dependencies, reads, retention, topics
+from headgate.store import dependencies, job_logs, reads, retention, topics
 from headgate.store.batches import batch_status, expire_batches, open_batch, seal_batch
 from tests.integration.retention.finishing import DAY, DIES, all_passes, end, end_all, known, later
 from tests.support.queue import Clock, Queue, new_id
@@ -130,3 +131,31 @@ async def test_batches_with_old_jobs_do_not_hide_those_behind_them(queue: Queue,
     await later(clock, db, days=2)
     assert (await retention.forget_batches(db))[0] == 1  # the one that was never sealed, a day after it was closed
     assert {row[0] for row in await db.fetch("SELECT id FROM headgate.batches")} == set(kept)
+
+
+async def test_a_batch_counts_members_that_are_gone_by_how_they_ended(queue: Queue, clock: Clock) -> None:
+    db, tenant = queue.db, await queue.tenant_no()
+    await queue.topic("mail")
+    await topics.set_topic(db, queue.names, tenant, "mail", rules={"keep_dead": DAY})
+    batch = NewBatch(id=new_id(), expires_in=60 * DAY)
+    await open_batch(db, queue.names, tenant, batch, callback=queue.job("done"))
+    for count, outcome in ((1, Completed()), (2, DIES), (3, None)):
+        await end(queue, outcome, count, batch=batch.id)
+    await later(clock, db, days=9)
+    assert (await all_passes(db)).jobs == 6
+    counts = (await batch_status(db, tenant, batch.id)).counts
+    assert counts == {State.COMPLETED: 1, State.DEAD: 2, State.CANCELLED: 3}
+
+
+async def test_log_lines_that_were_stored_within_an_hour_after_the_end_go_with_their_job(
+    queue: Queue, clock: Clock
+) -> None:
+    (job_id,) = await end(queue, Completed())
+    await end(queue, DIES)  # the day stays
+    epoch = await queue.db.fetchval("SELECT epoch FROM headgate.archive WHERE id = $1", job_id)
+    await clock.advance(minutes=49)
+    lines = [AttemptLines(job_id, epoch, 1, [LogLine(1, 1, 2, "app", "late")])]
+    assert await job_logs.add_log_lines(queue.db, await queue.tenant_no(), lines) == 1
+    await later(clock, queue.db, days=9)
+    assert (await all_passes(queue.db)).jobs == 1
+    assert await queue.db.fetchval("SELECT count(*) FROM headgate.job_logs") == 0
