@@ -450,9 +450,10 @@ def test_the_commands_print_what_programs_can_read_and_exit_with_a_reason(
 
 @pytest.mark.usefixtures("shell")
 def test_the_manuals_commands_run_as_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HEADGATE_TOKEN", ADMIN)
+    monkeypatch.chdir(tmp_path)  # one of them writes a file
     variables: dict[str, str] = {}
     ran = set[str]()
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL):
