@@ -20,7 +20,7 @@ from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.domain.states import EventKind, State
 from headgate.store import audit, bulk, bulk_chunks, reads
 from headgate.store.connect import Connection, connect
-from tests.support.queue import Clock, Queue, new_id
+from tests.support.queue import Clock, Queue, new_id, stranger
 from tests.support.waiting import until_async
 
 BOOM = Failed(error=ErrorInfo(type="ValueError", message="boom", traceback="Traceback …"), permanent=True)
@@ -31,6 +31,7 @@ KIND = {
     Verb.REPRIORITISE: EventKind.REPRIORITISED,
     Verb.MOVE: EventKind.MOVED,
 }
+WAITS = "SELECT cardinality(pg_catalog.pg_blocking_pids($1)) > 0"
 
 
 @pytest.fixture
@@ -196,11 +197,7 @@ async def test_what_no_longer_matches_when_its_turn_comes_is_left_alone(queue: Q
     await holding.start()
     await other.execute("SELECT FROM headgate.archive WHERE id = $1 FOR UPDATE", job_id)
     work = asyncio.create_task(chunk(queue))
-    waiting = (
-        "SELECT count(*) FROM pg_catalog.pg_stat_activity"
-        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    )
-    await until_async(lambda: other.fetchval(waiting), "the chunk waits for the job")
+    await until_async(lambda: other.fetchval(WAITS, queue.db.get_server_pid()), "the chunk waits for the job")
     await other.execute("SELECT headgate.redrive_v1($1, $2, '{}', 0, 'ben', '')", tenant, [job_id])
     claimed = await rival.claim(1)
     await rival.settle((job_id, claimed.epochs[0], Completed()))
@@ -210,6 +207,23 @@ async def test_what_no_longer_matches_when_its_turn_comes_is_left_alone(queue: Q
     assert (done.matched, done.changed, done.skipped) == (1, 0, 1)
     assert (await reads.get(queue.db, tenant, job_id)).state is State.COMPLETED
     await other.close()
+
+
+async def test_a_job_that_is_claimed_before_its_turn_is_not_cancelled_with_the_pending_ones(
+    queue: Queue, database: str
+) -> None:
+    """A cancel reaches running jobs too, but this operation is for those that have not begun."""
+    (job_id,) = await queue.add()
+    await start(queue, Verb.CANCEL, "state:pending")
+    async with stranger(database) as other:
+        assert (await Queue(other).claim(1)).ids == (job_id,)
+        work = asyncio.create_task(chunk(queue))
+        await until_async(lambda: other.fetchval(WAITS, queue.db.get_server_pid()), "the chunk waits for the job")
+    done = await work
+    assert done is not None
+    assert (done.matched, done.changed, done.skipped) == (1, 0, 1)
+    assert await changes(queue, EventKind.CANCEL_REQUESTED) == Counter()
+    assert (await reads.get(queue.db, await queue.tenant_no(), job_id)).state is State.RUNNING
 
 
 # --- preview, start, look ---------------------------------------------------------------------------------------------
@@ -365,6 +379,23 @@ async def test_a_job_that_cannot_be_changed_is_passed_over_and_counted(queue: Qu
     assert await changes(queue, EventKind.REDRIVEN) == Counter(set(ids) - {poison})
 
 
+async def test_a_job_that_cannot_be_changed_is_passed_over_after_three_tries(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    await dead(queue, 1)
+    await queue.db.execute(
+        """CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN RAISE EXCEPTION 'broken row'; END $$;
+           CREATE TRIGGER refuse BEFORE DELETE ON headgate.archive FOR EACH ROW EXECUTE FUNCTION public.refuse()"""
+    )
+    one = await start(queue, Verb.REDRIVE, "topic:mail")
+    for _ in range(3):
+        assert (await bulk.get(queue.db, await queue.tenant_no(), one.id)).state is Progress.PENDING
+        await chunk(queue)
+        await clock.advance(seconds=1)
+    one = await bulk.get(queue.db, await queue.tenant_no(), one.id)
+    assert (one.state, counts(one)) == (Progress.DONE, (1, 0, 0, 1))
+
+
 @pytest.mark.parametrize("failures", [0, 2])
 async def test_a_chunk_that_failed_leaves_alone_what_another_instance_did_since(
     queue: Queue, database: str, monkeypatch: pytest.MonkeyPatch, failures: int
@@ -427,14 +458,13 @@ async def test_an_unreadable_filter_fails_the_operation_after_a_while(queue: Que
     assert (await audit.entries(queue.db))[0].verb == "fail_bulk"
 
 
+@pytest.mark.parametrize("failures", [0, bulk_chunks.UNREADABLE_MOST])
 async def test_an_operation_that_is_cancelled_meanwhile_does_not_fail(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     tenant = await queue.tenant_no()
     one = await start(queue, Verb.CANCEL, "topic:mail")
-    await queue.db.execute(
-        "UPDATE headgate.bulk_operations SET filter = 'moon:full', failures = $1", bulk_chunks.UNREADABLE_MOST
-    )
+    await queue.db.execute("UPDATE headgate.bulk_operations SET filter = 'moon:full', failures = $1", failures)
     begun: list[Connection] = []
     real = bulk.transaction
 

@@ -12,9 +12,10 @@ import asyncpg
 import pytest
 
 from headgate.control.bulk import Bulk, Request
-from headgate.dispatch.bulk_runner import BulkRunner
-from headgate.domain.bulk import Progress, Verb
-from headgate.domain.errors import InvalidInput, NotFound
+from headgate.dispatch import bulk_runner
+from headgate.dispatch.bulk_runner import BulkRunner, Chunks
+from headgate.domain.bulk import Chunk, Progress, Verb
+from headgate.domain.errors import InvalidInput, NotFound, StoreUnavailable
 from headgate.domain.identity import Identity, PermissionDenied, Scope
 from headgate.domain.states import EventKind, State
 from headgate.domain.topic_sets import TopicSet
@@ -24,7 +25,7 @@ from headgate.store.bulk_chunks import BulkChunks
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from tests.integration.test_bulk import chunk, counts, finish, start
-from tests.support.queue import Queue, new_id
+from tests.support.queue import Queue, new_id, stranger
 from tests.support.waiting import until_async
 
 
@@ -212,6 +213,51 @@ async def test_a_chunk_ends_with_the_connection_that_did_it(queue: Queue, databa
 
     await until_async(free, "the dead holder's lock is gone")
     assert (await finish(queue, one)).changed == 3
+
+
+async def first_waits(chunks: Chunks, count: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long a runner would wait after its first looks; it does not."""
+    runner = BulkRunner(chunks, on_requeued=lambda _: None)
+    waits: list[float] = []
+
+    async def wait_at_most(_: asyncio.Event, seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == count:
+            runner.stop()
+        return False
+
+    monkeypatch.setattr(bulk_runner, "wait_at_most", wait_at_most)
+    await runner.run()
+    return waits
+
+
+async def test_an_operation_of_another_instance_is_looked_at_four_times_a_second(
+    queue: Queue, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as fast as the database answers, for as long as the other one takes."""
+    await start(queue, Verb.CANCEL, "topic:mail")
+    async with instances(database, 1) as [(_, store, _)], stranger(database, bulk_chunks.TAKE, bulk_chunks.KNOWN):
+        assert await first_waits(BulkChunks(store), 2, monkeypatch) == [0.25, 0.25]
+
+
+class Flaky(BulkChunks):
+    """Only its fourth call gets through."""
+
+    calls = 0
+
+    async def run_chunk(self) -> Chunk | None:
+        self.calls += 1
+        if self.calls != 4:
+            raise StoreUnavailable("the database is away")
+        return await super().run_chunk()
+
+
+async def test_a_runner_waits_longer_with_every_failure_until_a_chunk_succeeds(
+    queue: Queue, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start(queue, Verb.CANCEL, "topic:mail")
+    async with instances(database, 1) as [(_, store, _)]:
+        assert await first_waits(Flaky(store), 5, monkeypatch) == [0.1, 0.2, 0.4, 0.1, 0.2]
 
 
 async def test_bounded_filters_leave_out_what_came_later(queue: Queue) -> None:
