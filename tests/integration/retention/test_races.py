@@ -7,11 +7,13 @@ from datetime import timedelta
 
 import pytest
 
+from headgate.domain.dependencies import Unique
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.outcomes import Completed
-from headgate.store import retention, topics, verbs
+from headgate.domain.states import SubmitReceipt
+from headgate.store import partitions, retention, topics, verbs
 from tests.integration.retention.finishing import DAY, DIES, START, all_passes, counts_agree, end, known, later
-from tests.support.queue import Clock, Queue, links
+from tests.support.queue import Clock, Queue, links, stranger
 from tests.support.waiting import until_async
 
 
@@ -91,6 +93,36 @@ async def test_a_job_that_is_being_redriven_is_passed_over_and_one_that_stays_is
     await counts_agree(queue)
 
 
+LOCKED = "SELECT id FROM headgate.archive WHERE id = $1 FOR UPDATE"
+DUE = "SELECT due FROM headgate.days_due_v1() WHERE day = $1"
+
+
+async def test_a_walk_that_has_missed_a_job_continues_at_once_and_rests_at_its_end(
+    queue: Queue, clock: Clock, database: str
+) -> None:
+    locked, *_ = await end(queue, Completed(), 3)
+    await later(clock, queue.db, days=9)
+    async with stranger(database, LOCKED, locked):
+        for looked, removed, due in ((2, 1, True), (1, 1, False)):
+            row = await queue.db.fetchrow("SELECT * FROM headgate.retire_chunk_v1($1, 2, false)", START.date())
+            assert (row["looked"], row["removed"]) == (looked, removed)
+            assert await queue.db.fetchval(DUE, START.date()) is due
+
+
+async def test_a_walk_by_new_rules_does_not_count_what_the_one_before_has_missed(
+    queue: Queue, clock: Clock, database: str
+) -> None:
+    locked, *_ = await end(queue, Completed(), 3)
+    await end(queue, DIES, 1, "other")  # the day stays
+    await later(clock, queue.db, days=9)
+    async with stranger(database, LOCKED, locked):
+        assert await queue.db.fetchval("SELECT removed FROM headgate.retire_chunk_v1($1, 2, false)", START.date()) == 1
+    await topics.set_topic(queue.db, queue.names, await queue.tenant_no(), "mail", rules={"keep_dead": DAY})
+    assert (await retention.run_pass(queue.db, chunk=2)).jobs == 2
+    await clock.advance(seconds=61)
+    assert await queue.db.fetchval(DUE, START.date()) is False  # nothing was missed: the day is not walked again
+
+
 async def test_a_reader_of_the_archive_for_hours_delays_neither_claims_nor_settles(
     queue: Queue, clock: Clock, database: str
 ) -> None:
@@ -107,6 +139,32 @@ async def test_a_reader_of_the_archive_for_hours_delays_neither_claims_nor_settl
         assert await reader.fetchval("SELECT count(*) FROM headgate.archive") == 5  # as of its beginning
         assert (await queue.claim(1)).ids == (fresh[1],)
     assert await known(queue, gone) == []
+
+
+async def test_a_job_submitted_again_twice_at_once_while_its_day_is_cleared_keeps_its_unique_key(
+    queue: Queue, clock: Clock, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first while it removes the old job's rows, and then sees those of the new one."""
+    for n in range(3):
+        await end(queue, Completed(), 1, tags=["red"], unique=Unique(key=f"u{n}"))
+    await later(clock, queue.db, days=40)
+    monkeypatch.setattr(partitions, "CHUNK", 1)
+    monkeypatch.setattr(retention, "DROP_AT_ONCE", 1)
+    while not await queue.db.fetchval("SELECT count(*) BETWEEN 1 AND 2 FROM headgate.unique_jobs"):
+        assert (await retention.run_pass(queue.db, chunk=1)).more
+    again = await queue.db.fetchval("SELECT max(job_id::text)::uuid FROM headgate.unique_jobs")
+    job = queue.job(id=again, tags=["green"], unique=Unique(key="mine"))
+    async with links(database, 2) as (one, two):
+        first = one.transaction()
+        await first.start()
+        assert [done.receipt for done in await Queue(one).submit(job)] == [SubmitReceipt.CREATED]
+        second = asyncio.create_task(Queue(two).submit(job))
+        waits = "SELECT cardinality(pg_catalog.pg_blocking_pids($1)) > 0"
+        await until_async(lambda: queue.db.fetchval(waits, two.get_server_pid()), "the second waits for the first")
+        await first.commit()
+        assert [done.receipt for done in await second] == [SubmitReceipt.DUPLICATE]
+    held = await queue.db.fetch("SELECT key, live FROM headgate.unique_jobs WHERE job_id = $1", again)
+    assert [tuple(row) for row in held] == [("mine", True)]
 
 
 async def test_a_day_that_was_emptied_is_dropped_early_and_one_that_is_not_empty_is_attached_again(
