@@ -208,6 +208,32 @@ async def test_the_end_of_a_parent_with_very_many_children_is_worked_off_in_part
     assert await queue.db.fetchval("SELECT count(*) FROM headgate.dependency_checks") == 0
 
 
+async def test_each_child_of_a_parent_with_very_many_is_in_one_part(queue: Queue) -> None:
+    (parent,) = await queue.add(topic="parents")
+    children = await queue.add(3, depends_on=[parent])
+    await queue.db.execute(  # as ended_v1 does for a parent with thousands of children
+        "INSERT INTO headgate.dependency_checks (tenant_no, parent_id, state) VALUES ($1, $2, 5 /* completed */)",
+        await queue.tenant_no(),
+        parent,
+    )
+    freed: list[UUID] = []
+    more = False
+    for _ in range(7):  # a part for each child and one that is empty, and a check of each child
+        found, more = await dependencies.unblock_ready(queue.db, limit=1)
+        freed += [job_id for _, _, job_id in found]
+    assert (sorted(freed), more) == (sorted(children), False)
+
+
+async def test_a_child_with_a_limit_key_that_falls_due_at_this_very_moment_is_claimable(queue: Queue) -> None:
+    await Clock.install(queue.db)  # which stands still
+    (parent,) = await queue.add(topic="parents")
+    (child,) = await queue.add(1, depends_on=[parent], limit_key="customer")
+    await queue.claim(1, "parents")
+    await queue.settle((parent, 1, Completed()))
+    assert await free(queue) == [child]
+    assert (await queue.claim()).ids == (child,)
+
+
 async def test_a_freed_job_keeps_its_delay_its_place_and_its_priority(queue: Queue) -> None:
     (parent,) = await queue.add(topic="parents")
     (older,) = await queue.add(1, depends_on=[parent])
