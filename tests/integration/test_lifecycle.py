@@ -78,6 +78,17 @@ async def test_every_outcome_in_one_flush_has_its_own_verdict(queue: Queue) -> N
     )
 
 
+async def test_a_snoozed_job_is_due_after_its_delay_and_an_abandoned_one_is_due_since_its_submit(queue: Queue) -> None:
+    clock = await Clock.install(queue.db)
+    submitted = clock.now
+    snoozed, abandoned = await queue.add(2)
+    await queue.claim()
+    await clock.advance(seconds=10)
+    await queue.settle((snoozed, 1, Snooze(delay=timedelta(seconds=5))), (abandoned, 1, Abandon()))
+    due = [(await reads.get(queue.db, await queue.tenant_no(), job_id)).run_at for job_id in (snoozed, abandoned)]
+    assert due == [clock.now + timedelta(seconds=5), submitted]
+
+
 async def test_each_tenant_of_a_flush_of_outcomes_has_its_own_results_and_receipts(queue: Queue) -> None:
     """The jobs of all of them are done, stale, failed or unknown at the same places."""
     flush, expected = OutcomeFlush(), {}

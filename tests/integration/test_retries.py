@@ -60,6 +60,16 @@ async def test_a_topic_lends_its_policy_and_a_job_may_bring_its_own(db: Connecti
     assert job.run_at == clock.now + JITTERED.delay_ms(1, jitter=jitter_of(lent, 1)) * MS
 
 
+async def test_a_job_whose_policy_is_missing_is_retried_by_the_default(db: Connection) -> None:
+    queue, clock = Queue(db), await Clock.install(db)
+    (job_id,) = await queue.add()
+    await queue.claim()
+    await db.execute("UPDATE headgate.jobs SET policy_no = 12345")
+    (answer,) = await queue.settle((job_id, 1, BOOM))
+    wait = RetryPolicy().delay_ms(1, jitter=jitter_of(job_id, 1)) * MS
+    assert (answer.state, answer.run_at) == (State.RETRYING, clock.now + wait)
+
+
 @pytest.mark.req("O18")
 async def test_jitter_spreads_jobs_that_failed_together_and_the_cap_holds(db: Connection) -> None:
     queue, clock = Queue(db), await Clock.install(db)

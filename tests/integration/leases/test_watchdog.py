@@ -12,11 +12,12 @@ import pytest
 from headgate import dispatch
 from headgate.domain.limits import REAP_AT_ONCE
 from headgate.domain.states import EventKind, State
+from headgate.store import leases
 from headgate.store.connect import Connection
 from tests.integration.leases.leasing import MINUTE
 from tests.support.dispatch_workers import completing
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock
+from tests.support.queue import Clock, Queue
 
 # ---------------------------------------------------------------------- the watchdog
 
@@ -37,6 +38,17 @@ async def test_ten_thousand_expired_jobs_are_reaped_in_bounded_batches(
             reaped.append(count)
         assert reaped == [REAP_AT_ONCE] * 10
         assert await db.fetchval("SELECT count(*) FROM headgate.jobs WHERE state = 1") == 0
+
+
+async def test_the_attempt_that_began_first_is_reaped_first(clock: Clock, db: Connection) -> None:
+    queue = Queue(db)
+    jobs = await queue.add(2)
+    for _ in jobs:
+        await queue.claim(1)
+        await clock.advance(seconds=1)
+    await clock.advance(seconds=61)
+    reaped = [*await leases.reap(db, limit=1), *await leases.reap(db, limit=1)]
+    assert [one.id for one in reaped] == jobs
 
 
 @pytest.mark.req("T31", "R1", "R4", "R6")
