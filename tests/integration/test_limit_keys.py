@@ -175,6 +175,17 @@ async def admit_due(queue: Queue) -> None:
     await queue.db.fetch("SELECT topic_no FROM headgate.admit_due_v1(100)")
 
 
+async def test_a_key_admits_a_thousand_jobs_at_once_and_the_others_follow(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, max_running_per_key=2_000)
+    await admit_due(queue)  # after a change of limits it looks at all keys: not in what follows
+    await queue.add(1_001, limit_key="a")
+    assert await states(queue) == {State.PENDING: 1_000, State.BLOCKED: 1}
+    await admit_due(queue)
+    assert await states(queue) == {State.PENDING: 1_001}
+    await no_drift(db)
+
+
 async def test_a_key_that_a_later_claim_has_charged_gives_no_tokens_to_an_earlier_one(db: Connection) -> None:
     """A claim in several rounds has the time of its first one. A key of a later round may have been charged since."""
     queue, clock = Queue(db), await Clock.install(db)
@@ -301,6 +312,16 @@ async def test_of_a_key_with_fair_shares_few_jobs_are_pending_however_often_it_g
     await queue.claim(4)
     await queue.add(8, limit_key="big")
     assert await db.fetchval(pending) <= 10
+    await no_drift(db)
+
+
+async def test_a_key_with_fair_shares_gets_more_pending_jobs_when_half_of_them_are_claimed(db: Connection) -> None:
+    queue = Queue(db)
+    await limit(queue, fair_by_key=True)
+    await queue.add(20, limit_key="big")
+    assert await states(queue) == {State.PENDING: 10, State.BLOCKED: 10}
+    await queue.claim(5)
+    assert await states(queue) == {State.RUNNING: 5, State.PENDING: 10, State.BLOCKED: 5}
     await no_drift(db)
 
 
