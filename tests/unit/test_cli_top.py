@@ -13,7 +13,7 @@ import pytest
 
 from headgate.cli.dev import profile_note
 from headgate.cli.http_port import http_lines
-from headgate.cli.top import pages, texts
+from headgate.cli.top import pages, reading, texts
 from headgate.cli.top.actions import action_of
 from headgate.cli.top.places import LISTS, Place, View, command_of, filtered, jobs_of
 from headgate.cli.top.reading import Completions, Reader, _bounded_log
@@ -224,6 +224,21 @@ async def test_what_failed_within_a_quarter_of_an_hour_fails_now_and_its_secrets
     assert "hunter2" not in str(failing)
     await one.read(Place(view=View.DEAD))
     assert admin.asked == 1, "not with every read"
+
+
+async def test_what_fails_no_more_is_no_longer_shown_as_failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = Admin(GROUP)
+    one = reader(admin)
+    assert len((await one.read(Place(view=View.DEAD))).failing) == 1
+    monkeypatch.setattr(reading, "FAILING_SECONDS", 0.0)
+    admin.flow.retried, admin.groups = 0, []
+    assert (await one.read(Place(view=View.DEAD))).failing == []
+
+
+@pytest.mark.parametrize(("part", "found"), [("MAI", 1), ("*Mail*", 1), ("sms", 0)])
+async def test_a_part_of_a_name_is_found_in_upper_and_lower_case(part: str, found: int) -> None:
+    page = (await reader(Admin(GROUP)).read(Place(view=View.DEAD, filter=part))).page
+    assert len(page.rows) == found
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -251,6 +251,20 @@ async def test_a_redriven_job_has_no_result_until_it_has_run_again(app: Headgate
         assert box.job(handle).result == "sent"
 
 
+async def test_the_first_submit_of_an_edited_job_sent_again_is_no_conflict(app: Headgate) -> None:
+    @app.job("mail")
+    async def mail(text: str) -> str:
+        return text
+
+    with app.testing(now=START) as box:
+        handle = await mail.submit("wrong")
+        await box.drain()
+        await app.admin.jobs.redrive(handle.id, payload={"text": "right"})
+        assert (await mail.with_options(id=handle.id).submit("wrong")).id == handle.id
+        await box.drain()
+        assert box.job(handle).result == "right"
+
+
 async def test_of_a_long_error_the_beginning_is_kept(app: Headgate) -> None:
     @app.job("mail", max_attempts=1)
     async def mail() -> None:
