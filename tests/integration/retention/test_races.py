@@ -7,13 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from headgate.domain.dependencies import Unique
+from headgate.domain.dependencies import NewBatch, Unique
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.outcomes import Completed
 from headgate.domain.states import SubmitReceipt
 from headgate.store import partitions, retention, topics, verbs
+from headgate.store.batches import open_batch
 from tests.integration.retention.finishing import DAY, DIES, START, all_passes, counts_agree, end, known, later
-from tests.support.queue import Clock, Queue, links, stranger
+from tests.support.queue import Clock, Queue, links, new_id, stranger
 from tests.support.waiting import until_async
 
 
@@ -141,30 +142,42 @@ async def test_a_reader_of_the_archive_for_hours_delays_neither_claims_nor_settl
     assert await known(queue, gone) == []
 
 
-async def test_a_job_submitted_again_twice_at_once_while_its_day_is_cleared_keeps_its_unique_key(
+async def test_a_job_submitted_again_twice_at_once_while_its_day_is_cleared_keeps_all_it_has(
     queue: Queue, clock: Clock, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second waits for the first while it removes the old job's rows, and then sees those of the new one."""
+    """The second submit waits for the first, and must not take what the first has made for a part of the old job."""
+    db, tenant = queue.db, await queue.tenant_no()
+    old, new = NewBatch(id=new_id()), NewBatch(id=new_id())
+    await open_batch(db, queue.names, tenant, old)
     for n in range(3):
-        await end(queue, Completed(), 1, tags=["red"], unique=Unique(key=f"u{n}"))
-    await later(clock, queue.db, days=40)
+        options = {"tags": ["red"], "limit_key": "old", "unique": Unique(key=f"u{n}"), "batch": old.id}
+        await end(queue, Completed(), 1, payload=b"l" * 3_000, **options)
+    await later(clock, db, days=40)
     monkeypatch.setattr(partitions, "CHUNK", 1)
     monkeypatch.setattr(retention, "DROP_AT_ONCE", 1)
-    while not await queue.db.fetchval("SELECT count(*) BETWEEN 1 AND 2 FROM headgate.unique_jobs"):
-        assert (await retention.run_pass(queue.db, chunk=1)).more
-    again = await queue.db.fetchval("SELECT max(job_id::text)::uuid FROM headgate.unique_jobs")
-    job = queue.job(id=again, tags=["green"], unique=Unique(key="mine"))
+    while not await db.fetchval("SELECT count(*) BETWEEN 1 AND 2 FROM headgate.unique_jobs"):
+        assert (await retention.run_pass(db, chunk=1)).more
+    again = await db.fetchval("SELECT max(job_id::text)::uuid FROM headgate.unique_jobs")
+    await open_batch(db, queue.names, tenant, new)
+    job = queue.job(id=again, tags=["green"], limit_key="new", unique=Unique(key="mine"), batch=new.id)
     async with links(database, 2) as (one, two):
         first = one.transaction()
         await first.start()
         assert [done.receipt for done in await Queue(one).submit(job)] == [SubmitReceipt.CREATED]
         second = asyncio.create_task(Queue(two).submit(job))
         waits = "SELECT cardinality(pg_catalog.pg_blocking_pids($1)) > 0"
-        await until_async(lambda: queue.db.fetchval(waits, two.get_server_pid()), "the second waits for the first")
+        await until_async(lambda: db.fetchval(waits, two.get_server_pid()), "the second waits for the first")
         await first.commit()
         assert [done.receipt for done in await second] == [SubmitReceipt.DUPLICATE]
-    held = await queue.db.fetch("SELECT key, live FROM headgate.unique_jobs WHERE job_id = $1", again)
-    assert [tuple(row) for row in held] == [("mine", True)]
+    for table, column, kept in (
+        ("job_tags", "tag", "green"),
+        ("job_limit_keys", "limit_key", "new"),
+        ("batch_jobs", "batch_id", new.id),
+        ("unique_jobs", "key", "mine"),
+    ):
+        found = await db.fetch(f"SELECT {column} FROM headgate.{table} WHERE job_id = $1", again)
+        assert [row[0] for row in found] == [kept], table
+    assert await db.fetchval("SELECT gone_completed FROM headgate.batches WHERE id = $1", new.id) == 0
 
 
 async def test_a_day_that_was_emptied_is_dropped_early_and_one_that_is_not_empty_is_attached_again(
