@@ -155,24 +155,26 @@ async def test_a_stop_that_another_instance_asks_again_is_also_for_the_process_t
     stepped: Instance, db: Connection
 ) -> None:
     tenant_no = await stepped.store.tenant_no("acme")
+
+    async def until_asked(worker: Worker, reason: str) -> None:
+        """When it connected is known but for the duration of a tick: a stop within that time is not for it."""
+
+        async def is_asked() -> bool:
+            await worker_stops.stop(db, tenant_no, "ant", reason=reason)
+            await stepped.ticker.run_once()
+            return bool(await told(worker))
+
+        await until_async(is_asked, "it is asked to stop")
+        assert [stop.reason for stop in await told(worker)] == [reason]
+
     await stepped.ticker.run_once()
     first = await stepped.worker("ant")
-    await worker_stops.stop(db, tenant_no, "ant")
-    await stepped.ticker.run_once()
-    assert len(await told(first)) == 1
+    await until_asked(first, "")
     first.lose()
     second = await stepped.worker("ant")
     await stepped.ticker.run_once()
     assert await told(second) == []
-
-    async def asked_again() -> bool:
-        await worker_stops.stop(db, tenant_no, "ant", reason="this one, too")
-        await stepped.ticker.run_once()
-        return bool(await told(second))
-
-    # When it connected is known but for the duration of a tick: a stop within that time is not for it.
-    await until_async(asked_again, "the second process is asked")
-    assert [stop.reason for stop in await told(second)] == ["this one, too"]
+    await until_asked(second, "this one, too")
 
 
 async def test_a_worker_that_is_not_connected_is_not_found(stepped: Instance) -> None:
