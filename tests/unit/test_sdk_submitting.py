@@ -28,6 +28,7 @@ from headgate.sdk.submitting import check_many, submit_many, submit_many_blockin
 from headgate.sdk.transactions import _as_json
 from headgate.wire import jobs_pb2
 from headgate.wire import producer_pb2 as pb
+from tests.support.dispatch_waits import soon
 
 IDS = [new_id_maker().next_id() for _ in range(200)]
 DUE = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
@@ -261,10 +262,10 @@ async def test_capacity_is_given_out_in_the_order_of_the_calls() -> None:
     capacity = SubmitCapacity(jobs=3, size=100)
     assert capacity.take(2, 10)
     large = asyncio.create_task(capacity.wait(3, 1, seconds=30))
-    await asyncio.sleep(0)
+    await soon(lambda: len(capacity._queue) == 1, "it waits")
     assert not capacity.take(1, 1), "an earlier caller waits, though this one would fit"
     small = asyncio.create_task(capacity.wait(1, 1, seconds=30))
-    await asyncio.sleep(0)
+    await soon(lambda: len(capacity._queue) == 2, "the next one waits, too")
     large.cancel()
     await small  # the next one fits when the first one has left
     with pytest.raises(asyncio.CancelledError):
@@ -277,7 +278,7 @@ async def test_capacity_that_was_granted_to_a_caller_that_is_gone_is_given_back(
     capacity = SubmitCapacity(jobs=2, size=100)
     assert capacity.take(2, 10)
     waiting = asyncio.create_task(capacity.wait(2, 7, seconds=30))
-    await asyncio.sleep(0)
+    await soon(lambda: capacity._queue, "it waits")
     capacity.give(2, 10)  # granted, and cancelled before it could know
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

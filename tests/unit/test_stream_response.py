@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 from uuid import UUID
 
 import pytest
@@ -22,6 +22,7 @@ from headgate.domain.events import Alive, Ended, EventFilter, Gap, Happened, Ope
 from headgate.domain.hints import Hint, HintKind, Versions
 from headgate.domain.ids import JobId
 from headgate.web.pages import live
+from tests.support.dispatch_waits import soon
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = Position(at_ms=7, restores=0, xmin=1, xmax=2)
@@ -160,30 +161,41 @@ async def test_a_stream_is_overdue_only_if_its_credential_is_still_changed_after
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "END_WITHIN", 0)
-    call = SimpleNamespace(changed=asyncio.Event())
+
+    class Changed(asyncio.Event):
+        waits = 0
+
+        async def wait(self) -> Literal[True]:
+            self.waits += 1
+            return await super().wait()
+
+    changed = Changed()
 
     async def items() -> AsyncGenerator[str, None]:
         yield "one"
 
-    stream = OpenStream(items(), cast("Any", call), ExitStack())
+    stream = OpenStream(items(), cast("Any", SimpleNamespace(changed=changed)), ExitStack())
     overdue = asyncio.create_task(stream.overdue())
-    await asyncio.sleep(0)
-    call.changed.set()
-    await asyncio.sleep(0)
-    call.changed.clear()  # its client reads, and the stream has taken the new rights
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await soon(lambda: changed.waits == 1, "it waits for a change")
+    changed.set()
+    changed.clear()  # its client reads, and the stream has taken the new rights
+    await soon(lambda: changed.waits == 2 or overdue.done(), "it has looked again")
     assert not overdue.done()
-    call.changed.set()
+    changed.set()
     async with asyncio.timeout(30):
         await overdue
     await stream.aclose()
 
 
 async def test_a_reader_without_streams_stops_when_it_is_asked_to() -> None:
+    idles = asyncio.Event()
+
     class Idle(SharedReader):
         def __len__(self) -> int:
             return 0
+
+        def idle(self) -> None:
+            idles.set()
 
         async def run_once(self) -> int:
             raise AssertionError
@@ -193,7 +205,7 @@ async def test_a_reader_without_streams_stops_when_it_is_asked_to() -> None:
 
     reader = Idle(every=30)
     running = asyncio.create_task(reader.run())
-    await asyncio.sleep(0)
-    reader.stop()
     async with asyncio.timeout(30):
+        await idles.wait()
+        reader.stop()
         await running
