@@ -7,8 +7,7 @@ reports of the content security policy, dialogs. A test fails if there are any a
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,14 +114,6 @@ class View:
             }"""
         )
         assert wide == [], f"wider than {size[0]} px: {wide}"
-
-
-def wait_for(page: Page, happened: Callable[[], bool]) -> None:
-    """Let the browser go on until it has happened."""
-    give_up = time.monotonic() + LIMIT_MS / 1000
-    while not happened():
-        assert time.monotonic() < give_up
-        page.wait_for_timeout(20)
 
 
 @pytest.fixture(scope="session")

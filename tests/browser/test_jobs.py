@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.conftest import FRAMES, NARROWEST, viewing, wait_for
+from tests.browser.conftest import FRAMES, NARROWEST, viewing
 from tests.support.dashboard import died, submitted
 
 SOON_MS = 30_000
@@ -73,8 +73,8 @@ def test_a_late_answer_does_not_take_the_marked_suggestion_away(browser: Browser
         bar = page.get_by_role("combobox", name="Filter")
         bar.press_sequentially("st")
         expect(page.locator(".suggestions").get_by_role("option").first).to_contain_text("state:")
-        bar.press_sequentially("a")
-        wait_for(page, lambda: bool(held))
+        with page.expect_request(lambda request: "filter=sta&" in request.url):
+            bar.press_sequentially("a")
         bar.press("ArrowDown")
         with page.expect_response("**/ui/jobs/suggest?*"):
             held.pop().continue_()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser.conftest import FRAMES, View, viewing, wait_for
+from tests.browser.conftest import FRAMES, View, viewing
 
 WITHIN_S = 2.0
 FIRST_VIEW_BYTES = 150_000
@@ -120,9 +120,9 @@ def test_an_answer_that_comes_after_updates_were_switched_off_is_not_shown(
             "**/ui/jobs?*",
             lambda route: held.append(route) if "hx-request" in route.request.headers else route.continue_(),
         )
-        view.open("/ui/jobs?filter=topic:switched-off")
-        page.locator(LIVE).wait_for(timeout=LIMIT_MS)  # the first hint: all parts are read
-        wait_for(page, lambda: bool(held))
+        with page.expect_request(lambda request: "/ui/jobs?" in request.url and "hx-request" in request.headers):
+            view.open("/ui/jobs?filter=topic:switched-off")
+            page.locator(LIVE).wait_for(timeout=LIMIT_MS)  # the first hint: all parts are read
         before = rows(page)
         submit(api, "switched-off")
         page.select_option("#live-mode", "off")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.conftest import FRAMES, NARROWEST, WIDE, viewing, wait_for
+from tests.browser.conftest import FRAMES, NARROWEST, WIDE, viewing
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import served
@@ -65,8 +65,8 @@ def test_a_button_stays_what_it_is_between_press_and_release(
         page.locator('#live-state[data-state="live"]').wait_for(timeout=SOON_MS)
         held: list[Route] = []
         page.route("**/ui/topics/pressed*", lambda route: held.append(route))
-        assert api.post("/v1/pause", json={"target": {"topic": "pressed"}, "reason": "by another"}).is_success
-        wait_for(page, lambda: bool(held))
+        with page.expect_request("**/ui/topics/pressed*"):
+            assert api.post("/v1/pause", json={"target": {"topic": "pressed"}, "reason": "by another"}).is_success
         pause = page.get_by_text("Pause…")
         pause.hover()
         page.mouse.down()
