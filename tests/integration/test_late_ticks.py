@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
 
+from headgate.domain.keyrange import KeyRanges
 from headgate.domain.states import State
 from headgate.store.connect import Connection
+from headgate.store.new_ids import BEGINNING
+from headgate.store.tick import TickCalls, TickRow
 from headgate.store.topics import TopicStore
 from tests.support.dispatch_waits import ManualClock
 from tests.support.dispatching import Instance
@@ -193,3 +196,44 @@ async def test_an_attempt_that_began_before_one_of_the_time_ahead_is_reaped(
     await stepped.store.tick([])
     assert len(await stepped.store.reap()) == 1
     assert (await stepped.job(job)).state is State.RETRYING
+
+
+async def test_a_look_below_the_floors_is_one_tick_although_a_transaction_stays_open(
+    database: str, stepped: Instance, clock: Clock, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an old snapshot is held, each tick that begins at the beginning walks over all that has ended since."""
+    queue = Queue(db)
+    await queue.add(1)
+    await queue.claim(1, lease=timedelta(hours=9))
+    for _ in range(4):
+        await one_more(stepped, clock)
+    floor = stepped.store.running_floor
+    assert floor > BEGINNING
+    asked: list[tuple[datetime, datetime]] = []
+    ask = TickCalls._tick_rows
+
+    async def asking(self: TickCalls, where: KeyRanges, due: datetime, running: datetime, **how: bool) -> list[TickRow]:
+        asked.append((due, running))
+        return await ask(self, where, due, running, **how)
+
+    monkeypatch.setattr(TickCalls, "_tick_rows", asking)
+    monkeypatch.setattr(stepped.store, "_below_at", 0.0)
+    async with stranger(database) as session:
+        await session.fetchval("SELECT pg_current_xact_id()::text")  # from now on no floor can rise
+        for _ in range(3):
+            await stepped.store.tick([])
+    first, *later = asked
+    assert first == (BEGINNING, BEGINNING)
+    assert all(due > BEGINNING and running == floor for due, running in later), later
+
+
+async def test_a_job_that_lies_below_the_floor_is_promoted_by_the_next_look_below(
+    stepped: Instance, clock: Clock, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        await one_more(stepped, clock)
+    (job,) = await stepped.submit(1, delay=timedelta(hours=1))
+    await db.execute("UPDATE headgate.jobs SET run_at = run_at - interval '1 day' WHERE id = $1", job)
+    assert await promoted(stepped) == set(), "the floor is above it"
+    monkeypatch.setattr(stepped.store, "_below_at", 0.0)
+    assert await promoted(stepped) == {job}

@@ -339,6 +339,24 @@ async def test_bad_limits_and_unknown_topics_are_refused(db: Connection) -> None
 # ---------------------------------------------------------------- healing
 
 
+async def test_without_limits_the_check_of_their_counters_reads_no_jobs(db: Connection) -> None:
+    scans = "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'headgate.jobs'::regclass"
+
+    async def looks() -> int:
+        async with db.transaction():
+            before: int = await db.fetchval(scans)
+            assert await db.fetchval("SELECT mended FROM headgate.mend_limits_v1(0, '', 100)") == 0
+            after: int = await db.fetchval(scans)
+            return after - before
+
+    queue = Queue(db)
+    await queue.add(5)
+    await queue.claim(5)
+    assert await looks() == 0
+    await limit(queue, max_running=5)
+    assert await looks() > 0
+
+
 async def test_wrong_counters_are_put_right(db: Connection) -> None:
     queue = Queue(db)
     await limit(queue, max_running=5, max_running_per_key=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import timedelta
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from headgate.domain.outcomes import Completed
 from headgate.store import upkeep
 from headgate.store.connect import Connection
+from headgate.store.database import Database
 from tests.support.queue import Clock, Queue, links, new_id
 from tests.support.waiting import until_async
 
@@ -136,3 +139,30 @@ async def test_an_id_that_was_sent_again_is_remembered_for_an_hour_after_its_las
     assert await upkeep.forget_expired(queue.db) == 0
     await clock.advance(milliseconds=1)
     assert await upkeep.forget_expired(queue.db) == 1
+
+
+async def test_looks_at_ages_take_a_twentieth_of_the_time_at_the_most(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    record_ages = upkeep.record_ages
+
+    async def slow(db: Connection, after: int = 0) -> int:
+        looks.append(time.monotonic())
+        await asyncio.sleep(0.05)  # as over a backlog of dead rows
+        return await record_ages(db, after)
+
+    monkeypatch.setattr(upkeep, "record_ages", slow)
+    store = Database(database)
+    rounds = upkeep.UpkeepRounds(store)
+    try:
+        await rounds.tidy(thorough=False)
+        await rounds.tidy(thorough=False)
+        assert len(looks) == 1
+        async with asyncio.timeout(30):
+            while len(looks) < 2:
+                await asyncio.sleep(0.02)
+                await rounds.tidy(thorough=False)
+    finally:
+        await store.close()
+    assert looks[1] - looks[0] >= 0.05 / upkeep.AGES_SHARE

@@ -30,6 +30,11 @@ class Floor:
             self.at = self._next[0] if lowest is None else min(self._next[0], lowest)
             self._next = None
 
+    def looked_below(self, lowest: datetime | None) -> None:
+        """A look was taken at everything, also below; `lowest` is what it saw first. A floor that is right stays."""
+        if lowest is not None and lowest < self.at:
+            self.at, self._next = lowest, None
+
     def reset(self) -> None:
-        """Look at everything again."""
+        """Begin again: what is known no longer holds."""
         self.at, self._next = BEGINNING, None

@@ -83,26 +83,13 @@ class TickCalls(SubmitCalls):
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
         began = time.monotonic()
         below = began >= self._below_at
-        if below:
-            self._promoted.reset()
-            self._running.reset()
+        due_from, running_from = (BEGINNING, BEGINNING) if below else (self._promoted.at, self._running.at)
         where = KeyRanges.whole(topic_nos) if ranges is None else ranges
         try:
-            rows = await self._tick_rows(where, self._promoted.at, self._running.at)
-        except StoreError as error:
-            if not _is_about_some_row(error):
-                raise
-            try:
-                rows = await self._tick_rows(where, self._promoted.at, self._running.at, one_by_one=True)
-            except StoreError as again:
-                if not _is_about_some_row(again):
-                    raise
-                rows = await self._tick_in_parts(topic_nos, again)
-            self.stuck.found("promote", _problems(rows))
-        else:
-            self.stuck.over("promote")
-        if below:
-            self._below_at = began + max(_BELOW_SECONDS, (time.monotonic() - began) / _BELOW_SHARE)
+            rows = await self._rows_of_tick(topic_nos, where, due_from, running_from)
+        finally:  # also if it failed: the next one must not have to walk as far
+            if below:
+                self._below_at = began + max(_BELOW_SECONDS, (time.monotonic() - began) / _BELOW_SHARE)
         kinds = {row.kind for row in rows}
         if self.instance_no and "forgotten" in kinds:
             raise InstanceForgotten(
@@ -111,12 +98,36 @@ class TickCalls(SubmitCalls):
             )
         self.records_completions = "record" in kinds
         tick = self._tick(rows)
+        if below:
+            self._promoted.looked_below(tick.next_due)
+            self._running.looked_below(tick.oldest_running)
         if self._limits_may_be_ahead:
             await self._rewind_limits()
         await self._read_workers(tick)
         if "names" in kinds:
             await self.refresh_names()
         return tick
+
+    async def _rows_of_tick(
+        self, topic_nos: Sequence[int], where: KeyRanges, due_from: datetime, running_from: datetime
+    ) -> list[TickRow]:
+        """One call; if a row is in its way, job by job, and if that fails too, part by part."""
+        try:
+            rows = await self._tick_rows(where, due_from, running_from)
+        except StoreError as error:
+            if not _is_about_some_row(error):
+                raise
+        else:
+            self.stuck.over("promote")
+            return rows
+        try:
+            rows = await self._tick_rows(where, due_from, running_from, one_by_one=True)
+        except StoreError as again:
+            if not _is_about_some_row(again):
+                raise
+            rows = await self._tick_in_parts(topic_nos, again, due_from, running_from)
+        self.stuck.found("promote", _problems(rows))
+        return rows
 
     async def _read_workers(self, tick: Tick) -> None:
         """Add the workers that are quiet or to stop. Rarely a statement: they are read only when they have changed."""
@@ -157,7 +168,9 @@ class TickCalls(SubmitCalls):
                 )
         return [TickRow(*row) for row in rows]
 
-    async def _tick_in_parts(self, topic_nos: Sequence[int], cause: StoreError) -> list[TickRow]:
+    async def _tick_in_parts(
+        self, topic_nos: Sequence[int], cause: StoreError, due_from: datetime, running_from: datetime
+    ) -> list[TickRow]:
         """A tick of which each part may fail by itself: a page that cannot be read must not stop what lies elsewhere.
 
         A floor that nothing reaches leaves a part out. Without the rest of it, which is about this instance and what is
@@ -166,8 +179,8 @@ class TickCalls(SubmitCalls):
         log.debug("tick_in_parts error=%s", cause)
         rows = await self._tick_rows(KeyRanges(), _NEVER, _NEVER)
         for part, topics_of_part, promote_floor, running_floor in (
-            ("promote", [], self._promoted.at, _NEVER),
-            ("running", [], _NEVER, self._running.at),
+            ("promote", [], due_from, _NEVER),
+            ("running", [], _NEVER, running_from),
             *((f"topic {no}", [no], _NEVER, _NEVER) for no in topic_nos),
         ):
             try:

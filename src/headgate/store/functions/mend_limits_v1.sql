@@ -8,6 +8,9 @@ DECLARE
     v_keys  text[];
 BEGIN
     mended := 0;
+    -- Without limits nothing is counted, and the walk over all that runs is spared: while an old snapshot is held, that is
+    -- a walk over all that ran since.
+    IF NOT EXISTS (SELECT FROM headgate.topic_limits) AND NOT EXISTS (SELECT FROM headgate.limit_usage) THEN RETURN; END IF;
     IF NOT pg_try_advisory_xact_lock(4847423, 3 /* limit_drift */) THEN      -- two that saw the same difference would put it right twice
         topic := topic_;
         key := key_;
