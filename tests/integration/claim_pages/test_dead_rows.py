@@ -11,7 +11,7 @@ import pytest
 
 from headgate.dispatch.watermark import Watermark
 from headgate.domain.keyrange import KeyRanges
-from headgate.domain.outcomes import Completed
+from headgate.domain.outcomes import Completed, ErrorInfo, Failed
 from headgate.store import settle, submit
 from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush
@@ -42,6 +42,12 @@ OLD_VERSIONS_GROWTH: Final = 2.0
 """A renewal under a held snapshot meets its own row's old versions: three, which cannot be pruned, instead of one."""
 MOST_CANDIDATES: Final = 15 * N
 """What claim_v1 looks at when others hold locks on the head: n, 2n, 4n and 8n, then it gives up for this time."""
+PAGES_PER_FAILURE: Final = 200
+"""What it takes to settle one of ten failures in a fresh session, catalogs and all."""
+NONE_LIVE: Final = """
+UPDATE pg_catalog.pg_class SET reltuples = 0, relpages = pg_catalog.pg_relation_size(oid) / 8192
+ WHERE relnamespace = 'headgate'::regnamespace AND relname ~ '^jobs'"""
+"""What a vacuum notes that finds only dead rows."""
 PAGES_PER_RANGE: Final = 25
 """What a tick reads for each range in which it looks for pending jobs."""
 
@@ -96,6 +102,28 @@ async def pass_jobs(scratch: ScratchDatabase, found: Graveyard, count: int, *, f
         for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True):
             outcomes.add(tenant_no, job_id, epoch, Completed())
         assert await settle.settle(db, outcomes) == {}
+
+
+async def test_dead_rows_under_a_held_snapshot_cost_a_flush_without_completions_nothing(graveyard: Graveyard) -> None:
+    """The first calls of a session are planned with their arguments, here with an empty list of completed jobs."""
+    async with session(graveyard.dsn) as db:
+        scratch = ScratchDatabase(db)
+        tenant_no = await scratch.queue.tenant_no()
+        await scratch.fill(10)
+        claimed = await scratch.queue.claim(10, ranges=graveyard.watermark.ranges(await scratch.topic_nos()))
+        outcomes = OutcomeFlush()
+        outcomes.add_completed(tenant_no, [], [], [])
+        for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True):
+            outcomes.add(tenant_no, job_id, epoch, Failed(error=ErrorInfo(type="Oops", message="no")))
+        arguments, _ = outcomes._arguments()
+        assert arguments[:5] == ([], [], [], [], [])
+        with_an_empty_run = ([tenant_no], [0], [], [], [], *arguments[5:])
+        async with db.transaction():
+            await db.execute(NONE_LIVE)
+            await db.execute("DROP INDEX headgate.jobs_due, headgate.jobs_claim_order")  # with no dead rows: as cheap
+            found = await explain.cost(db, settle.SETTLE, *with_an_empty_run)
+        assert found.rows == 10
+        assert found.pages < PAGES_PER_FAILURE * 10
 
 
 @pytest.mark.req("D6", "T39")
