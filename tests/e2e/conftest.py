@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from headgate.store.connect import connect
-from tests.support.server import LoggedProcess, ServerProcess
+from tests.support.server import HEADGATE, LoggedProcess, ServerProcess
 
 _PROCESSES = pytest.StashKey[list[LoggedProcess]]()
 
@@ -59,11 +59,19 @@ def spawn(request: pytest.FixtureRequest, processes: ExitStack, tmp_path: Path) 
     """A factory of other processes."""
 
     def start(name: str, *command: str | Path, environ: Mapping[str, str]) -> LoggedProcess:
-        process = LoggedProcess(name, command, folder=tmp_path, environ=environ)
+        fork = "headgate" if _is_worker(command) else None
+        process = LoggedProcess(name, command, folder=tmp_path, environ=environ, fork=fork)
         request.node.stash[_PROCESSES].append(processes.enter_context(process))
         return process
 
     return start
+
+
+def _is_worker(command: Sequence[str | Path]) -> bool:
+    """Whether it is `headgate worker`, and one that runs in one process."""
+    line = [str(part) for part in command]
+    is_headgate = line[:1] == [str(HEADGATE)] or line[1:3] == ["-m", "headgate.cli"]
+    return is_headgate and "worker" in line[1:4] and "--reload" not in line
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from headgate import Headgate
 from headgate.store.connect import connect
 from tests.e2e.conftest import Serve
-from tests.support.server import HEADGATE, clean_environ
+from tests.support import forks
+from tests.support.server import clean_environ
 
 SMALL = ("--jobs", "300", "--rounds", "2", "--singles", "5", "--seconds", "60s")
 TOKEN = "a-token-of-whoever-measures"
@@ -19,14 +20,7 @@ FIGURES = {"submit", "drain", "cycle", "pickup_p50_ms", "pickup_p99_ms"}
 
 
 def bench(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HEADGATE, "bench", *arguments],
-        env=clean_environ() | environ,
-        capture_output=True,
-        text=True,
-        timeout=80,
-        check=False,
-    )
+    return forks.headgate("bench", *arguments, environ=clean_environ() | environ, seconds=80)
 
 
 async def states(dsn: str) -> dict[tuple[str, int], int]:
@@ -86,12 +80,8 @@ async def test_it_refuses_where_jobs_live_and_where_none_would_run(serve: Serve,
 async def test_it_takes_back_what_did_not_run(serve: Serve, database: str) -> None:
     """A topic that lets one job start in an hour: the time is up before the jobs have run."""
     server = serve()
-    limited = subprocess.run(
-        [HEADGATE, "topic", "set", "headgate-bench", "--rate", "1/1h:1", "--url", server.address],
-        env=clean_environ(),
-        capture_output=True,
-        check=False,
-        timeout=60,
+    limited = forks.headgate(
+        *("topic", "set", "headgate-bench", "--rate", "1/1h:1", "--url", server.address), environ=clean_environ()
     )
     assert limited.returncode == 0, limited.stderr
     ended = bench("--jobs", "50", "--rounds", "1", "--seconds", "3s", "--url", server.address)

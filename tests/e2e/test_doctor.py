@@ -8,21 +8,14 @@ import subprocess
 from pathlib import Path
 
 from tests.e2e.conftest import Serve
-from tests.support.server import HEADGATE, clean_environ
+from tests.support import forks
+from tests.support.server import clean_environ
 
 SECRET = "s3cret-of-a-test"
 
 
 def doctor(folder: Path, *line: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HEADGATE, "doctor", *line],
-        env={**clean_environ(), **environ},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return forks.headgate("doctor", *line, environ={**clean_environ(), **environ}, folder=folder)
 
 
 def test_a_server_that_runs_is_recognised_and_the_worst_finding_is_the_exit_code(

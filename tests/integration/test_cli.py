@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -20,10 +19,11 @@ import pytest
 from headgate import embedded
 from headgate.cli import main
 from headgate.domain.release import version
+from tests.support import forks
 from tests.support.database import Server, temporary_folder
+from tests.support.forks import HEADGATE
 from tests.support.ports import deaf_port
 
-HEADGATE = Path(sys.executable).with_name("headgate")
 MIGRATED = re.compile(r"^0001\s+base\s+new\s", re.MULTILINE)
 APPLIED = re.compile(r"^0001\s+base\s+applied\s", re.MULTILINE)
 PENDING = re.compile(r"^0001\s+base\s+pending\s+-$", re.MULTILINE)
@@ -38,15 +38,7 @@ class Shell:
         self.environ = {**kept, "HEADGATE_DATA": str(folder / "postgres"), "NO_COLOR": "1", "COLUMNS": "80"}
 
     def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [HEADGATE, *arguments],
-            env={**self.environ, **environ},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return forks.headgate(*arguments, environ={**self.environ, **environ}, folder=self.folder)
 
     def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -1,10 +1,10 @@
-"""Servers and workers of tests as forks of a process that has imported them.
+"""Servers, workers and commands of tests as forks of a process that has imported them.
 
-A start of `headgate serve` spends most of a second of a processor on imports, and the tests start some hundred
-processes. So one process for each kind of program imports what it needs, once, and forks on request. A fork is a
-process like any other: with a pid, a log and signals of its own, and with the environment that it is given. It does not
-have a command line of its own, and what a module reads from the environment at import is that of the first process:
-programs that depend on it are started as users start them (tests/support/server.py).
+A start of `headgate serve` spends most of a second of a processor on imports, another command half of one, and the tests
+start some hundred processes. So one process for each kind of program imports what it needs, once, and forks on request.
+A fork is a process like any other: with a pid, a log and signals of its own, and with the environment that it is given.
+It does not have a command line of its own, and what a module reads from the environment at import is that of the first
+process: programs that depend on it are started as users start them (tests/support/server.py).
 
 The forks end with their parent, and that ends when the test run does: then no one holds the other end of its socket.
 """
@@ -27,13 +27,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 ROOT = Path(__file__).parents[2]
+HEADGATE = Path(sys.executable).with_name("headgate")
 START_SECONDS = 60
-Kind = Literal["server", "worker"]
+Kind = Literal["headgate", "worker"]
+"""Any command line of `headgate`, or the program of tests.support.workers."""
 _IMPORTED = {
-    "server": ("headgate.cli.serve", "headgate.cli.serve_process", "headgate.server"),
+    "headgate": (
+        *("headgate.cli.serve", "headgate.cli.serve_process", "headgate.server"),
+        # What a server imports when it opens its HTTP port.
+        *("headgate.api.http.app", "headgate.api.http.edge", "headgate.api.http.listener", "headgate.web.app"),
+        *("headgate.cli.bench", "headgate.cli.doctor", "headgate.cli.migrate", "headgate.cli.worker"),
+    ),
     "worker": ("headgate.sdk.worker.worker", "tests.support.workers"),
 }
 _PR_SET_PDEATHSIG = 1
@@ -92,9 +100,26 @@ class ForkServer:
         self._listener.start()
         atexit.register(self.close)
 
-    def start(self, arguments: Sequence[str], *, folder: Path, log: Path, environ: Mapping[str, str]) -> Fork:
-        """Fork, and run the program with these arguments in this folder; its output goes to the log."""
-        request = {"arguments": list(arguments), "folder": str(folder), "log": str(log), "environ": dict(environ)}
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        log: Path,
+        environ: Mapping[str, str],
+        errors: Path | None = None,
+    ) -> Fork:
+        """Fork, and run the program with these arguments in this folder; its output goes to the log.
+
+        What it prints on standard error goes to `errors`, if that is given.
+        """
+        request = {
+            "arguments": list(arguments),
+            "folder": str(folder),
+            "log": str(log),
+            "errors": str(errors or log),
+            "environ": dict(environ),
+        }
         with self._turn, self._changed:
             self._send(request)
             if not self._changed.wait_for(lambda: self._started, START_SECONDS):
@@ -129,6 +154,23 @@ class ForkServer:
                     self._changed.notify_all()
                 else:
                     self._forks[answer["ended"]].ended(answer["code"])
+
+
+def headgate(
+    *arguments: str, environ: Mapping[str, str], folder: Path = ROOT, seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run `headgate` with these arguments: its exit code, and what it printed."""
+    with TemporaryDirectory() as scratch:
+        output, errors = Path(scratch, "output"), Path(scratch, "errors")
+        output.touch()
+        errors.touch()
+        command = [str(HEADGATE), *arguments]
+        process = fork_server("headgate").start(command, folder=folder, log=output, errors=errors, environ=environ)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
 
 
 @cache
@@ -208,18 +250,21 @@ def _become(request: Mapping[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environ"])
-    nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    for target, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+        (2, request["errors"], os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+    ):
+        source = os.open(path, flags)
         os.dup2(source, target)
-    os.close(nothing)
-    os.close(log)
+        os.close(source)
     sys.argv = request["arguments"]
 
 
 def main() -> int:
     """Import, wait for requests, and in each child run the program."""
     kind, number = sys.argv[1], int(sys.argv[2])
-    if kind == "server":
+    if kind == "headgate":
         from headgate.cli.grpc_settings import configure_grpc
 
         configure_grpc()  # before gRPC is imported, as the command does
@@ -232,7 +277,7 @@ def main() -> int:
         if request is None:
             return 0
     _become(request)
-    if kind == "server":
+    if kind == "headgate":
         from headgate.cli import main as command
 
         return command()

@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -24,10 +23,10 @@ from types import TracebackType
 from typing import Self
 
 from tests.support import forks
+from tests.support.forks import HEADGATE as HEADGATE
 from tests.support.ports import lasting_port
 from tests.support.waiting import TIME_LIMIT, until
 
-HEADGATE = Path(sys.executable).with_name("headgate")
 FAULT = "Traceback|ERROR|CRITICAL"
 REST = r"^REST API on (?P<url>\S+)$"
 READY = r"^headgate \S+ ready on (?P<host>\S+):(?P<port>\d+)$"
@@ -227,7 +226,7 @@ class ServerProcess(LoggedProcess):
             ],
             folder=folder,
             environ={**clean_environ(), "HEADGATE_DATABASE_URL": dsn, **(environ or {})},
-            fork=None if as_users_do else "server",
+            fork=None if as_users_do else "headgate",
         )
         try:
             ready = self.saw(READY, within=within)

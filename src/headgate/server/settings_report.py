@@ -25,13 +25,18 @@ def settings_of(options: ServerOptions) -> dict[str, str]:
 
 def versions_of(options: ServerOptions) -> Mapping[str, str]:
     """Of Headgate, Python, the system and the libraries that decide most."""
-    found = {"headgate": options.version, "python": platform.python_version(), "system": platform.platform()}
+    found = {"headgate": options.version, "python": platform.python_version(), "system": _system()}
     for name in LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:  # the REST API is not installed
             continue
     return found
+
+
+def _system() -> str:
+    """Not `platform.platform()`, which runs a process to learn more of the processor."""
+    return f"{platform.system()}-{platform.release()}-{platform.machine()}"
 
 
 def _text(name: str, value: object) -> str:
