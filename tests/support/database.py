@@ -5,12 +5,13 @@ test uses, and a clone costs no new connection.
 
 The clones of our own server, in memory, are copies of files that the kernel makes: 16 ms of a processor on PostgreSQL
 18 with the drop, 18 ms if PostgreSQL copies them, and more than twice as much with the default strategy, which also
-writes 17 MB of log. They also have the template's cache of catalog entries, without which the
-first six sessions of a database cost 23 ms instead of 14. The catalogs of a template are compacted: migrations replace
-many of their rows, and a third of the bytes would be dead rows; and a compacted table has one file instead of three. On
-a disk the two checkpoints of a copy cost more than
-the log, so other servers clone by their default. DROP … WITH (FORCE) that finds a session still ending sleeps 100 ms in
-the server; with all of them ended and awaited beforehand, it takes 6 ms.
+writes 17 MB of log. They also have the template's cache of catalog entries, without which the first six sessions of a
+database cost 23 ms instead of 14. The catalogs of a template are compacted: migrations replace many of their rows, and
+a third of the bytes would be dead rows; a compacted table also has one file instead of three. On a disk the two
+checkpoints of a copy cost more than the log, so other servers clone by their default.
+
+DROP … WITH (FORCE) that finds a session still ending sleeps 100 ms in the server; with all of them ended and awaited
+beforehand, it takes 6 ms.
 """
 
 from __future__ import annotations
