@@ -24,12 +24,13 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 ROOT = Path(__file__).parents[2]
 HEADGATE = Path(sys.executable).with_name("headgate")
@@ -262,7 +263,7 @@ def _become(request: Mapping[str, Any]) -> None:
     sys.argv = request["arguments"]
 
 
-def main() -> int:
+def main() -> None:
     """Import, wait for requests, and in each child run the program."""
     kind, number = sys.argv[1], int(sys.argv[2])
     if kind == "headgate":
@@ -276,17 +277,36 @@ def main() -> int:
     with socket.socket(fileno=number) as requests:
         request = _Parent(requests).run()
         if request is None:
-            return 0
+            return
     _become(request)
-    if kind == "headgate":
-        from headgate.cli import main as command
+    _end(_run(kind))
 
-        return command()
-    from tests.support import workers
 
-    workers.main()
+def _run(kind: str) -> int:
+    try:
+        if kind == "headgate":
+            from headgate.cli import main as command
+
+            return command()
+        from tests.support import workers
+
+        workers.main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001 - the outermost level, as in any program
+        traceback.print_exc()
+        return 1
     return 0
 
 
+def _end(code: int) -> Never:
+    """End as an interpreter does, but leave the modules: to take them down copies all memory shared with the parent."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -104,28 +104,6 @@ async def pass_jobs(scratch: ScratchDatabase, found: Graveyard, count: int, *, f
         assert await settle.settle(db, outcomes) == {}
 
 
-async def test_dead_rows_under_a_held_snapshot_cost_a_flush_without_completions_nothing(graveyard: Graveyard) -> None:
-    """The first calls of a session are planned with their arguments, here with an empty list of completed jobs."""
-    async with session(graveyard.dsn) as db:
-        scratch = ScratchDatabase(db)
-        tenant_no = await scratch.queue.tenant_no()
-        await scratch.fill(10)
-        claimed = await scratch.queue.claim(10, ranges=graveyard.watermark.ranges(await scratch.topic_nos()))
-        outcomes = OutcomeFlush()
-        outcomes.add_completed(tenant_no, [], [], [])
-        for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True):
-            outcomes.add(tenant_no, job_id, epoch, Failed(error=ErrorInfo(type="Oops", message="no")))
-        arguments, _ = outcomes._arguments()
-        assert arguments[:5] == ([], [], [], [], [])
-        with_an_empty_run = ([tenant_no], [0], [], [], [], *arguments[5:])
-        async with db.transaction():
-            await db.execute(NONE_LIVE)
-            await db.execute("DROP INDEX headgate.jobs_due, headgate.jobs_claim_order")  # with no dead rows: as cheap
-            found = await explain.cost(db, settle.SETTLE, *with_an_empty_run)
-        assert found.rows == 10
-        assert found.pages < PAGES_PER_FAILURE * 10
-
-
 @pytest.mark.req("D6", "T39")
 async def test_dead_rows_under_a_held_snapshot_cost_a_claim_nothing(
     graveyard: Graveyard, usual: Usual, table: PageTable
@@ -290,3 +268,26 @@ async def test_a_late_arrival_under_a_held_snapshot_costs_a_claim_what_it_brings
             costs.append(await claimer.cost())  # the first ones with an arrival read the catalogue, to plan
             assert await db.fetchval("SELECT state FROM headgate.jobs WHERE id = $1", late) == 1
         table.judge("claim: a late arrival among 100 k dead rows", costs[5:], usual=usual.claim)
+
+
+# Last: its failures are claimed again later.
+async def test_dead_rows_under_a_held_snapshot_cost_a_flush_without_completions_nothing(graveyard: Graveyard) -> None:
+    """The first calls of a session are planned with their arguments, here with an empty list of completed jobs."""
+    async with session(graveyard.dsn) as db:
+        scratch = ScratchDatabase(db)
+        tenant_no = await scratch.queue.tenant_no()
+        await scratch.fill(10)
+        claimed = await scratch.queue.claim(10, ranges=graveyard.watermark.ranges(await scratch.topic_nos()))
+        outcomes = OutcomeFlush()
+        outcomes.add_completed(tenant_no, [], [], [])
+        for job_id, epoch in zip(claimed.ids, claimed.epochs, strict=True):
+            outcomes.add(tenant_no, job_id, epoch, Failed(error=ErrorInfo(type="Oops", message="no")))
+        arguments, _ = outcomes._arguments()
+        assert arguments[:5] == ([], [], [], [], [])
+        with_an_empty_run = ([tenant_no], [0], [], [], [], *arguments[5:])
+        async with db.transaction():
+            await db.execute(NONE_LIVE)
+            await db.execute("DROP INDEX headgate.jobs_due, headgate.jobs_claim_order")  # with no dead rows: as cheap
+            found = await explain.cost(db, settle.SETTLE, *with_an_empty_run)
+        assert found.rows == 10
+        assert found.pages < PAGES_PER_FAILURE * 10
