@@ -3,9 +3,11 @@
 A start of `headgate serve` spends most of a second of a processor on imports, another command half of one, and the
 tests start some hundred processes. So one process for each kind of program imports what it needs, once, and forks on
 request.
+
 A fork is a process like any other: with a pid, a log and signals of its own, and with the environment that it is given.
-It does not have a command line of its own, and what a module reads from the environment at import is that of the first
-process: programs that depend on it are started as users start them (tests/support/server.py).
+It does not have a command line of its own, what a module reads from the environment at import is that of the first
+process, and its interpreter is not taken down at the end. Programs that depend on any of these are started as users
+start them (tests/support/server.py).
 
 The forks end with their parent, and that ends when the test run does: then no one holds the other end of its socket.
 """

@@ -42,8 +42,8 @@ BEGIN
         END IF;
     END IF;
     FOR v_run IN 1 .. cardinality(tenants_) LOOP
-        -- From an empty constant list the planner concludes that no row matters, and takes any partial index: with an old
-        -- snapshot held it would read all that ran since.
+        -- An empty constant list implies any predicate, so the planner may take any partial index and read all of it: while
+        -- an old snapshot is held, that is all that ran since.
         CONTINUE WHEN counts_[v_run] = 0;
         v_to := v_from + counts_[v_run] - 1;
         IF cardinality(tenants_) > 1 THEN
