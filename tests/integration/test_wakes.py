@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from statistics import median
 
 import pytest
@@ -64,6 +65,22 @@ async def test_credit_of_all_sessions_is_one_sum_and_without_credit_or_work_noth
             await one.ticker.run_once()
             assert await one.claimer.run_once() == 0
         assert await one.store.sent() - sent == 3, "there is credit, and nothing due: one look a tick"
+
+
+async def test_a_tick_for_a_due_job_looks_at_no_running_jobs_and_one_for_a_verb_does(database: str) -> None:
+    """Many come in a second while jobs are retried, and running jobs may be many dead rows."""
+    async with Instance(database) as one:  # the next full tick is an hour away
+        await soon(lambda: one.ticker.ticks, "it has ticked")
+        looked = one.store.tick_running
+        before = len(looked)
+        await one.submit(delay=timedelta(milliseconds=50))
+        await one.reach(1, State.PENDING)
+        assert len(looked) > before
+        assert not any(looked[before:])
+        before = len(looked)
+        await one.wakes.control_changed()
+        await soon(lambda: len(looked) > before, "another tick")
+        assert looked[before]
 
 
 @pytest.mark.req("O3", "O4", "D25")

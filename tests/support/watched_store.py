@@ -77,6 +77,7 @@ class WatchedStore(DispatchStore):
         self.asked: list[Asked] = []
         self.got: list[int] = []
         self.tick_ranges: list[KeyRanges | None] = []
+        self.tick_running: list[bool] = []  # whether a tick looked at running jobs
         self.renewed_rows = 0
         self.renewals: list[dict[int, int]] = []  # of each call, the number of rows by tenant
         self.timeouts = 0  # calls that gave up waiting for a lock
@@ -134,9 +135,10 @@ class WatchedStore(DispatchStore):
         self.got.append(len(got))
         return got
 
-    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Any:
+    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True) -> Any:
         self.tick_ranges.append(ranges)
-        return await self._watched("tick", super().tick(topic_nos, ranges))
+        self.tick_running.append(running)
+        return await self._watched("tick", super().tick(topic_nos, ranges, running=running))
 
     async def reap(self) -> list[int]:
         return await self._watched("reap", super().reap())

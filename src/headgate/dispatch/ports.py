@@ -79,7 +79,9 @@ class ClaimStore(Protocol):
 class TickStore(Protocol):
     """The ticker's part."""
 
-    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick: ...
+    async def tick(
+        self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True
+    ) -> Tick: ...
     async def reap(self) -> Sequence[int]: ...
 
 

@@ -29,6 +29,7 @@ class TickTimes:
         self._ahead: float | None = None  # what to add to the loop's clock to get the database's
         self._steady: float | None = None  # the same, but changed only when it is wrong by a second
         self._ahead_most = math.inf  # the most that it can be, from the time at which the database was asked
+        self._control_changed = True
         self._sooner = asyncio.Event()
 
     def moment(self, at: float) -> datetime | None:
@@ -62,7 +63,8 @@ class TickTimes:
             self._sooner.set()
 
     def soon(self) -> None:
-        """Tick without waiting for the second to be over."""
+        """Tick without waiting for the second to be over: what is paused, quiet or cancelled may have changed."""
+        self._control_changed = True
         self.due_in(0.0)
 
     def full_soon(self) -> None:
@@ -86,15 +88,19 @@ class TickTimes:
         """Let `wait` return: the ticker stops."""
         self._sooner.set()
 
-    def begin(self) -> bool:
-        """A tick begins; says whether it is one that comes by the second, and not for a due job."""
+    def begin(self) -> tuple[bool, bool]:
+        """A tick begins; says whether it comes by the second, and whether it is to look at running jobs.
+
+        One for a due job is about that job: neither.
+        """
         now = asyncio.get_running_loop().time()
         full = now >= self._next_full
         if full:
             self._next_full = now + self.tick_seconds
+        running, self._control_changed = full or self._control_changed, False
         # Set before asking: a due job that becomes known meanwhile pulls it forward.
         self._next = self._next_full
-        return full
+        return full, running
 
     def asked(self) -> float:
         """The database is being asked; returns the time."""

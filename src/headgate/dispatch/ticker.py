@@ -64,10 +64,10 @@ class Ticker:
         while not self._stopped:
             if not await self._times.wait():
                 continue
-            full = self._times.begin()
+            full, running = self._times.begin()
             began = asyncio.get_running_loop().time()
             try:
-                tick = await self.run_once(sweep=full)
+                tick = await self.run_once(sweep=full, running=running)
             except InstanceForgotten:
                 raise
             except HeadgateError as error:
@@ -88,11 +88,12 @@ class Ticker:
         self._stopped = True
         self._times.wake()
 
-    async def run_once(self, *, sweep: bool = True) -> Tick:
+    async def run_once(self, *, sweep: bool = True, running: bool = True) -> Tick:
         """Promote, look for pending topics, read the control rows: one call; and reap.
 
         `sweep`: reap, and have busy demands look below their watermark. Once a second, however many ticks due jobs
-        bring about.
+        bring about. `running`: look at running jobs. Not for due jobs: while an old snapshot is held, that reads all
+        that began since the oldest one did.
         """
         wanted = self._demands.topics_with_credit() if sweep else []  # one for a due job is about that job
         changes = self._gate.changes
@@ -100,7 +101,7 @@ class Ticker:
         began = self._times.asked()
         ranges = None if self._whole_looks.is_due(began) else self._from_the_marks(wanted)
         try:
-            tick = await self._store.tick(wanted, ranges)
+            tick = await self._store.tick(wanted, ranges, running=running)
             if wanted and ranges is None:
                 span_us = max((demand.marks.span_us for demand in self._demands), default=-1)
                 self._whole_looks.looked(now=now(), seconds=now() - began, span_us=span_us)

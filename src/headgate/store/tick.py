@@ -78,12 +78,16 @@ class TickCalls(SubmitCalls):
         """Every attempt that began before has ended."""
         return self._running.at
 
-    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None) -> Tick:
-        """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere."""
+    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True) -> Tick:
+        """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere.
+
+        `running`: look at running jobs, too, and note that this instance lives.
+        """
         # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
         began = time.monotonic()
-        below = began >= self._below_at
-        due_from, running_from = (BEGINNING, BEGINNING) if below else (self._promoted.at, self._running.at)
+        below = running and began >= self._below_at
+        due_from = BEGINNING if below else self._promoted.at
+        running_from = None if not running else BEGINNING if below else self._running.at
         where = KeyRanges.whole(topic_nos) if ranges is None else ranges
         try:
             rows = await self._rows_of_tick(topic_nos, where, due_from, running_from)
@@ -97,7 +101,7 @@ class TickCalls(SubmitCalls):
                 "its end. Numbers of topics that this process remembers may mean others there: start it again"
             )
         self.records_completions = "record" in kinds
-        tick = self._tick(rows)
+        tick = self._tick(rows, running=running)
         if below:
             self._promoted.looked_below(tick.next_due)
             self._running.looked_below(tick.oldest_running)
@@ -109,7 +113,7 @@ class TickCalls(SubmitCalls):
         return tick
 
     async def _rows_of_tick(
-        self, topic_nos: Sequence[int], where: KeyRanges, due_from: datetime, running_from: datetime
+        self, topic_nos: Sequence[int], where: KeyRanges, due_from: datetime, running_from: datetime | None
     ) -> list[TickRow]:
         """One call; if a row is in its way, job by job, and if that fails too, part by part."""
         try:
@@ -147,7 +151,7 @@ class TickCalls(SubmitCalls):
             await self.names.refresh(db)
 
     async def _tick_rows(
-        self, ranges: KeyRanges, promote_floor: datetime, running_floor: datetime, *, one_by_one: bool = False
+        self, ranges: KeyRanges, promote_floor: datetime, running_floor: datetime | None, *, one_by_one: bool = False
     ) -> list[TickRow]:
         async with self.lane("tick").use("tick") as db:
             with translating(writing=True):
@@ -169,7 +173,7 @@ class TickCalls(SubmitCalls):
         return [TickRow(*row) for row in rows]
 
     async def _tick_in_parts(
-        self, topic_nos: Sequence[int], cause: StoreError, due_from: datetime, running_from: datetime
+        self, topic_nos: Sequence[int], cause: StoreError, due_from: datetime, running_from: datetime | None
     ) -> list[TickRow]:
         """A tick of which each part may fail by itself: a page that cannot be read must not stop what lies elsewhere.
 
@@ -177,11 +181,11 @@ class TickCalls(SubmitCalls):
         paused, there is no tick.
         """
         log.debug("tick_in_parts error=%s", cause)
-        rows = await self._tick_rows(KeyRanges(), _NEVER, _NEVER)
+        rows = await self._tick_rows(KeyRanges(), _NEVER, None if running_from is None else _NEVER)
         for part, topics_of_part, promote_floor, running_floor in (
-            ("promote", [], due_from, _NEVER),
-            ("running", [], _NEVER, running_from),
-            *((f"topic {no}", [no], _NEVER, _NEVER) for no in topic_nos),
+            ("promote", [], due_from, None),
+            *([] if running_from is None else [("running", [], _NEVER, running_from)]),
+            *((f"topic {no}", [no], _NEVER, None) for no in topic_nos),
         ):
             try:
                 rows += await self._tick_rows(
@@ -260,7 +264,7 @@ class TickCalls(SubmitCalls):
                 rows = await db.fetch(ADMIT_DUE, ADMIT_AT_ONCE)
         return [(topic_no, (at - now).total_seconds()) for topic_no, at, now in rows]
 
-    def _tick(self, rows: Sequence[TickRow]) -> Tick:
+    def _tick(self, rows: Sequence[TickRow], *, running: bool) -> Tick:
         tick = Tick()
         promoted_to: datetime | None = None
         oldest, newest = 0, 0  # transactions in flight: of a tick in parts those of the first, for what ended meanwhile
@@ -301,7 +305,8 @@ class TickCalls(SubmitCalls):
                 case "others":
                     tick.others = row.number
         self._promoted.passed(oldest, tick.next_due)
-        self._running.passed(oldest, tick.oldest_running)
+        if running:
+            self._running.passed(oldest, tick.oldest_running)
         if promoted_to is not None and len(tick.promoted) < PROMOTE_AT_ONCE:
             # Not quite up to it: a due job whose row was locked at that moment was passed over.
             self._promoted.offer(promoted_to - _PROMOTE_AGAIN, newest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import mean
 from typing import Final
 
@@ -17,6 +18,7 @@ from headgate.store.connect import Connection, connect
 from headgate.store.flush import SubmitFlush
 from headgate.store.leases import REAP
 from headgate.store.names import Names
+from headgate.store.new_ids import BEGINNING
 from headgate.store.settle import OutcomeFlush
 from headgate.store.tick import TICK
 from tests.integration.claim_pages.scratch import (
@@ -48,6 +50,8 @@ NONE_LIVE: Final = """
 UPDATE pg_catalog.pg_class SET reltuples = 0, relpages = pg_catalog.pg_relation_size(oid) / 8192
  WHERE relnamespace = 'headgate'::regnamespace AND relname ~ '^jobs'"""
 """What a vacuum notes that finds only dead rows."""
+PAGES_PER_DUE_TICK: Final = 300
+"""What a tick reads that looks for due jobs only, in a fresh session."""
 PAGES_PER_RANGE: Final = 25
 """What a tick reads for each range in which it looks for pending jobs."""
 
@@ -180,6 +184,20 @@ async def test_dead_rows_under_a_held_snapshot_cost_a_tick_nothing_from_the_mark
         table.judge("tick: 100 k dead rows, from the marks on", marked, usual=usual, growth=1.0)
         table.judge("tick: 100 k dead rows, whole topics", whole, usual=usual, growth=None)
         assert min(cost.pages for cost in whole) > 5 * usual  # else there are no dead rows
+
+
+async def test_dead_rows_under_a_held_snapshot_cost_a_tick_for_a_due_job_nothing(graveyard: Graveyard) -> None:
+    """However old the oldest running job is: such a tick has no floor, and looks at none."""
+    async with session(graveyard.dsn) as db:
+        await (await ScratchDatabase.quiet(db)).fill(1)
+
+        async def pages(running_floor: datetime | None) -> int:
+            arguments = (0, [], [], [], [], [], N, datetime(9999, 1, 1, tzinfo=UTC), running_floor, False, Names().seen)
+            return [await explain.cost(db, TICK, *arguments) for _ in range(CALLS)][-1].pages
+
+        without, whole = await pages(None), await pages(BEGINNING)
+        assert without < PAGES_PER_DUE_TICK
+        assert whole > 10 * PAGES_PER_DUE_TICK  # else there are no dead rows
 
 
 @pytest.mark.req("C13", "T39")

@@ -16,7 +16,9 @@
 -- Each part is bounded and safe to run on every instance at once. A held lock is waited for a tenth of a
 -- second: what is promoted is locked meanwhile, and this instance gets no news. The watchdog is a call of its own, reap_v1.
 -- The ranges say where to look for claimable jobs, as those of claim_v1 do: whole topics, or what a watermark leaves of
--- them. While an old snapshot is held, a topic's head is all dead entries, more of them every second.
+-- them. While an old snapshot is held, a topic's head is all dead entries, more of them every second. Without a
+-- running_floor_ no running jobs are looked at (cancel, running), and seen_at stays as it is: such ticks come for due jobs,
+-- many in a second.
 CREATE FUNCTION headgate.tick_v1(
     instance_ int, topics_ int[], class_from_ int[], rank_from_ bigint[], class_to_ int[], rank_to_ bigint[],
     promote_n_ int, promote_floor_ timestamptz, running_floor_ timestamptz, one_by_one_ boolean DEFAULT false,
@@ -29,7 +31,11 @@ DECLARE
     v_now    timestamptz := headgate.clock_v1();
 BEGIN
     PERFORM set_config('lock_timeout', CASE WHEN one_by_one_ THEN '5' ELSE '100' END, true);
-    UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
+    IF running_floor_ IS NOT NULL THEN
+        UPDATE headgate.instances i SET seen_at = v_now WHERE i.instance_no = instance_;
+    ELSE
+        PERFORM FROM headgate.instances i WHERE i.instance_no = instance_;
+    END IF;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'forgotten', NULL::int, NULL::int, NULL::uuid, NULL::bigint, NULL::timestamptz, NULL::text;
     END IF;
