@@ -29,6 +29,7 @@ from headgate import Headgate
 from headgate.cli.top import app as top
 from headgate.cli.top import texts
 from headgate.cli.top.app import TopApp
+from headgate.cli.top.pages import Page, Row
 from headgate.cli.top.places import Place, View
 from headgate.cli.top.reading import Snapshot
 from headgate.domain.redaction import Redaction
@@ -156,6 +157,16 @@ async def test_the_first_screen_says_where_one_is_and_how_it_is(
     assert re.search(r"DONE/s [\d.]+ [▁▂▃▄▅▆▇█]+$", lines[1])
     assert lines[2].startswith(" [1]Topics  2 Jobs  3 Workers  4 Schedules  5 Dead letters  6 Operations")
     assert lines[-1].strip().startswith("Enter jobs   p pause/resume   / filter   : command   ? help   q quit")
+
+
+async def test_the_first_drawing_of_a_table_cuts_no_name(hg: Headgate, server: ServerProcess) -> None:
+    name = "a topic with a name that is longer than its heading"
+    async with opened(hg, server, interval=SLOW) as seen:
+        await seen.is_read()
+        seen.app._show_rows(Page())
+        seen.app._show_rows(Page(headings=("TOPIC",), rows=(Row(key=name, cells=(Text(name),), item=None),)))
+        # Before Textual is idle, which is when it would measure what was added.
+        assert "".join(segment.text for segment in seen.app.query_one(DataTable).render_line(1)).strip() == name
 
 
 async def test_one_goes_from_a_topic_to_its_jobs_to_one_job_to_its_events_and_back(

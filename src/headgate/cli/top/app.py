@@ -208,7 +208,10 @@ class TopApp(App[None]):
             self._headings = page.headings
             for at, heading in enumerate(page.headings):
                 justify = page.rows[0].cells[at].justify if page.rows else None
-                table.add_column(Text(heading, justify=justify), key=str(at))
+                table.add_column(Text(heading, justify=justify), key=str(at), width=0)
+        # Not measured by Textual: it does so when the table is idle, and lines drawn before that stay cut.
+        for at, column in enumerate(table.ordered_columns):
+            column.width = max(column.label.cell_len, *(row.cells[at].cell_len for row in page.rows), 0)
         before = [key.value for key in table.rows]
         if before == [row.key for row in page.rows]:
             for row in page.rows:
