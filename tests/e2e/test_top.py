@@ -500,8 +500,9 @@ async def test_in_a_real_terminal_it_draws_obeys_keys_and_leaves_it_clean(
         }
         assert colours == grey, "NO_COLOR"
         terminal.press("q")
+        # Back to the screen before. Read first: what it writes to a terminal that nothing reads, it waits for.
+        await asyncio.to_thread(terminal.shows, re.escape("\x1b[?1049l"))
         assert await asyncio.to_thread(terminal.process.wait, 60) == 0
-        await asyncio.to_thread(terminal.shows, re.escape("\x1b[?1049l"))  # back to the screen before
     finally:
         terminal.close()
     assert "Traceback" not in terminal.text
