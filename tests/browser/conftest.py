@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import axe_playwright_python
-import httpx
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Response, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests.browser.seed import Seed, seeded
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.wire import served
 from tools.chromium import found
@@ -148,7 +148,7 @@ def closed_url(postgres: Server, template: str, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def seed(dev_url: str) -> Seed:
     """The same server with something of everything."""
-    with httpx.Client(base_url=dev_url, timeout=60, trust_env=False) as api:
+    with http_clients.client(base_url=dev_url) as api:
         return seeded(api)
 
 

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import viewing
 from tests.browser.seed import done
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.server import LoggedProcess, ServerProcess, clean_environ
 from tests.support.wire import served
@@ -94,7 +94,7 @@ def test_the_page_comes_alive_with_the_first_worker_and_job(
 
 
 def test_a_form_that_another_site_sends_changes_nothing(browser: Browser, dev_url: str, other_site: str) -> None:
-    with viewing(browser, dev_url) as view, httpx.Client(base_url=dev_url, timeout=60, trust_env=False) as api:
+    with viewing(browser, dev_url) as view, http_clients.client(base_url=dev_url) as api:
         view.open("/ui")
         view.expected.append("403")
         view.page.goto(other_site)
@@ -121,7 +121,7 @@ def test_pages_can_be_read_and_used_without_scripts(browser: Browser, dev_url: s
 
 
 def test_an_action_asks_in_a_dialog_and_answers_with_a_message(browser: Browser, dev_url: str) -> None:
-    with viewing(browser, dev_url) as view, httpx.Client(base_url=dev_url, timeout=60, trust_env=False) as api:
+    with viewing(browser, dev_url) as view, http_clients.client(base_url=dev_url) as api:
         done(api.post("/v1/keys", json={"name": "asked", "scopes": ["read"]}))
         page = view.page
         view.open("/ui/access")

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.conftest import FRAMES, NARROWEST, viewing
+from tests.support import http_clients
 from tests.support.dashboard import died, submitted
 
 SOON_MS = 30_000
@@ -20,7 +21,7 @@ TRACE = 'Traceback (most recent call last):\n  File "/app/shop/jobs.py", line 7,
 @pytest.fixture(scope="module")
 def api(dev_url: str) -> Iterator[httpx.Client]:
     """The REST API of the server."""
-    with httpx.Client(base_url=dev_url, timeout=60, trust_env=False) as client:
+    with http_clients.client(base_url=dev_url) as client:
         yield client
 
 

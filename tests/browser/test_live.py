@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.conftest import FRAMES, View, viewing
+from tests.support import http_clients
 
 WITHIN_S = 2.0
 FIRST_VIEW_BYTES = 150_000
@@ -37,7 +38,7 @@ HIDE = """
 
 @pytest.fixture(scope="module")
 def api(dev_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=dev_url, timeout=60, trust_env=False) as client:
+    with http_clients.client(base_url=dev_url) as client:
         for _ in range(5):
             submit(client)
         yield client

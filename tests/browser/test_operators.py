@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.conftest import FRAMES, NARROWEST, WIDE, viewing
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import served
@@ -30,7 +31,7 @@ def server(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def api(server: ServerProcess) -> Iterator[httpx.Client]:
     """Its REST API."""
-    with httpx.Client(base_url=server.http_url, timeout=60, trust_env=False) as client:
+    with http_clients.client(base_url=server.http_url) as client:
         yield client
 
 

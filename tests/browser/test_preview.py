@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import NARROWEST, View, viewing
 from tests.browser.seed import CANARY, done
+from tests.support import http_clients
 from tests.support.dashboard import died, submitted
 
 UNDO_S = 10
@@ -19,7 +20,7 @@ UNDO_S = 10
 @pytest.fixture(scope="module")
 def api(dev_url: str) -> Iterator[httpx.Client]:
     """The REST API of the server."""
-    with httpx.Client(base_url=dev_url, timeout=60, trust_env=False) as client:
+    with http_clients.client(base_url=dev_url) as client:
         yield client
 
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import NARROWEST, PLAIN, viewing
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.read_only import set_read_only
 from tests.support.server import ServerProcess
@@ -44,7 +44,7 @@ def test_an_open_page_notices_that_nothing_can_be_changed_and_that_it_can_again(
     browser: Browser, running: tuple[ServerProcess, str], read_only: Callable[[bool], None]
 ) -> None:
     url = running[0].http_url
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as api:
+    with http_clients.client(base_url=url) as api:
         job = api.post("/v1/jobs", json={"topic": "mail", "payload": {}}).json()["id"]
     with viewing(browser, url) as view:
         view.expected.append("the server responded with a status of 503")

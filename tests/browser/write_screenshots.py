@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page
 
@@ -24,6 +23,7 @@ from tests.browser.conftest import NARROW, WIDE, View, viewing
 from tests.browser.routes import IMAGES, PICTURES, filled, open_paths, page_paths, picture_name
 from tests.browser.seed import Seed
 from tests.browser.shop_seed import DEADLINE_S, WORKER, failed_first, worked, write_history
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.read_only import set_read_only
 from tests.support.server import LoggedProcess, clean_environ
@@ -51,7 +51,7 @@ def shop(postgres: Server, template: str, tmp_path_factory: pytest.TempPathFacto
     folder, seed = tmp_path_factory.mktemp("pictures"), Seed()
     with (
         served(postgres, template, folder, "--http-port", "0", "--name", "headgate-1") as (server, dsn),
-        httpx.Client(base_url=server.http_url, timeout=60, trust_env=False) as api,
+        http_clients.client(base_url=server.http_url) as api,
     ):
         failed_first(api, seed)
         worker = LoggedProcess(

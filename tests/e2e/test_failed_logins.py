@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import grpc
-import httpx
 
 from headgate.control.failed_logins import FREE_FAILURES
 from headgate.wire import producer_pb2
 from tests.e2e.conftest import Serve
+from tests.support import http_clients
 from tests.support.wire import Wire, new_id
 
 KNOWN, OLD = "a-token-that-is-known", "a-token-that-is-over"
@@ -48,7 +48,7 @@ async def test_failed_logins_over_http_are_logged_alike(serve: Serve, tmp_path: 
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({KNOWN: {"tenant": "alpha"}}))
     server = await asyncio.to_thread(serve, "--http-port", "0", "--tokens", str(tokens))
-    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+    async with http_clients.async_client(base_url=server.http_url) as client:
         headers = {"authorization": "Bearer a-guess-of-mine", "x-request-id": "guess-1"}
         answer = await client.get("/v1/jobs", headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")

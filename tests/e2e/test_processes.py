@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from headgate import Headgate
 from tests.e2e.conftest import Serve, Spawn
 from tests.fault.history import all_ended, attempts, begun, check, connected, submit
+from tests.support import http_clients
 from tests.support.epochs import claims
 from tests.support.server import HEADGATE, READY, LoggedProcess, clean_environ
 from tests.support.waiting import until, until_async
@@ -64,7 +64,7 @@ def answers_of(url: str, instances: set[str]) -> Callable[[], bool]:
     seen: set[str] = set()
 
     def all_have() -> bool:
-        seen.add(httpx.get(f"{url}/health/details", timeout=60, trust_env=False).json()["instance"])
+        seen.add(http_clients.get(f"{url}/health/details").json()["instance"])
         return seen == instances
 
     return all_have

@@ -27,6 +27,7 @@ from headgate.domain.workers import MORE_WORKERS
 from headgate.server import Server, ServerOptions
 from headgate.store.connect import Connection
 from headgate.store.upkeep import fold_flows
+from tests.support import http_clients
 from tests.support.prometheus import Scrape
 from tests.support.queue import Clock
 from tests.support.server import HEADGATE
@@ -106,8 +107,8 @@ def of_topics(topics: list[dict[str, Any]]) -> dict[str, int]:
 async def test_numbers_agree_on_every_page_and_interface(servers: list[Server], db: Connection) -> None:
     one, two = servers
     async with (
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{one.http_port}", timeout=60, trust_env=False) as api,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{two.http_port}", timeout=60, trust_env=False) as other,
+        http_clients.async_client(base_url=f"http://127.0.0.1:{one.http_port}") as api,
+        http_clients.async_client(base_url=f"http://127.0.0.1:{two.http_port}") as other,
     ):
         await work(servers, api)
         expected = await counted(db)
@@ -202,7 +203,7 @@ def added(flows: list[dict[str, Any]]) -> dict[str, float]:
 async def test_rates_agree_on_every_page_and_interface(servers: list[Server], db: Connection, clock: Clock) -> None:
     await flow(db, clock)
     server, expected = servers[0], {"submitted": 10.0, "completed": 7.0, "failed": 1.0}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", timeout=60, trust_env=False) as api:
+    async with http_clients.async_client(base_url=f"http://127.0.0.1:{server.http_port}") as api:
         (topic,) = (await api.get("/v1/status")).json()["topics"]
         assert added(topic["flows"]) == expected
         for path in ("/v1/stats?since=15m", "/v1/stats?since=15m&topic=mail"):
@@ -236,7 +237,7 @@ async def test_a_list_of_workers_that_is_not_complete_says_so_everywhere(
         Wire(f"127.0.0.1:{one.port}") as wire,
         wire.worker("ant"),
         wire.worker("bee"),
-        httpx.AsyncClient(base_url=base, timeout=60, trust_env=False) as api,
+        http_clients.async_client(base_url=base) as api,
         Headgate(f"127.0.0.1:{two.port}") as hg,
     ):
 

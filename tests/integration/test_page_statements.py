@@ -18,6 +18,7 @@ from headgate.domain.log_fields import REQUEST_ID
 from headgate.server import Server, ServerOptions
 from headgate.store import lane, listing
 from headgate.store.connect import Connection, connect
+from tests.support import http_clients
 from tests.support.wire import Wire, failed
 
 STATEMENTS_MAX = 20
@@ -70,7 +71,7 @@ async def api(database: str, statements: dict[str, list[str]]) -> AsyncIterator[
     server = Server(options)
     await server.start()
     url = f"http://127.0.0.1:{server.http_port}"
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+    async with http_clients.async_client(base_url=url) as client:
         async with Wire(f"127.0.0.1:{server.port}") as wire:
             await wire.submit_many("topic-07", [b"{}"] * 3)
             async with wire.worker("w") as session:

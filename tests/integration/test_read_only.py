@@ -20,6 +20,7 @@ from headgate.sdk.admin.jobs import CANCEL
 from headgate.sdk.rpc import explain
 from headgate.server import Server, ServerOptions
 from headgate.wire import admin_pb2
+from tests.support import http_clients
 from tests.support.dispatch_waits import soon
 from tests.support.read_only import Switch, switching
 from tests.support.wire import Wire, failed
@@ -50,7 +51,7 @@ async def server(database: str) -> AsyncIterator[Server]:
 async def api(server: Server) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{server.http_port}"
     headers = {"origin": url, "sec-fetch-site": "same-origin"}
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, headers=headers) as client:
+    async with http_clients.async_client(base_url=url, headers=headers) as client:
         async with Wire(f"127.0.0.1:{server.port}") as wire:
             await wire.submit_many("topic-07", [b"{}"] * 3)
             async with wire.worker("w") as session:

@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from headgate import embedded
@@ -22,6 +21,7 @@ from headgate.server import Server, ServerOptions
 from headgate.store.connect import Connection, connect
 from headgate.store.migrate import migrate
 from headgate.testing.server import temporary_folder
+from tests.support import http_clients
 from tests.support.dispatch_waits import soon
 from tests.support.waiting import until_async
 from tests.support.wire import Wire, completed
@@ -88,7 +88,7 @@ async def test_pages_are_read_from_a_standby_and_work_goes_on_when_it_is_promote
     async with serving(pair.dsn) as server:
         url = f"http://127.0.0.1:{server.http_port}"
         headers = {"origin": url, "sec-fetch-site": "same-origin"}
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, headers=headers) as api:
+        async with http_clients.async_client(base_url=url, headers=headers) as api:
             job = (await api.post("/v1/jobs", json={"topic": "mail", "payload": {}})).json()["id"]
             page = (await api.get(f"/ui/jobs/{job}")).text
             assert ('id="read-only" hidden' in page, 'action="/ui/jobs/cancel"' in page) == (True, True)

@@ -8,13 +8,15 @@ from typing import Any
 
 import httpx
 
+from tests.support import http_clients
+
 
 class Visit:
     """One browser: anonymous until it signs in, or the developer of `headgate dev`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        self.http = http_clients.client(base_url=url)
         self._csrf = ""
 
     def sign_in(self, token: str) -> None:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import httpx
 import pytest
 
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import served
@@ -49,7 +50,7 @@ def as_(the_server: ServerProcess) -> Iterator[Client]:
     def client(token: str) -> httpx.Client:
         if token not in made:
             headers = {"authorization": f"Bearer {token}"} if token else {}
-            made[token] = httpx.Client(base_url=the_server.http_url, headers=headers, timeout=60, trust_env=False)
+            made[token] = http_clients.client(base_url=the_server.http_url, headers=headers)
         return made[token]
 
     yield client

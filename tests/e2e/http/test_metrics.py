@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Serve
+from tests.support import http_clients
 from tests.support.prometheus import Scrape
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -26,7 +27,7 @@ TOKENS = {
 
 def get(server: ServerProcess, token: str = "", accept: str = "") -> httpx.Response:
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    return httpx.get(f"{server.http_url}/metrics", headers=headers | {"accept": accept}, timeout=30, trust_env=False)
+    return http_clients.get(f"{server.http_url}/metrics", headers=headers | {"accept": accept})
 
 
 @pytest.mark.req("O28")

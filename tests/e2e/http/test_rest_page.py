@@ -6,9 +6,8 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-import httpx
-
 from tests.e2e.conftest import Serve
+from tests.support import http_clients
 from tests.support.howto import HOWTO
 from tests.support.server import clean_environ
 
@@ -38,7 +37,7 @@ def test_every_command_of_the_page_prints_what_the_page_says(serve: Serve) -> No
         assert done.returncode == 0, (command, done.stderr)
         pattern = re.escape(shown.rstrip("\n")).replace("…", "[^\n]*")
         assert re.fullmatch(pattern, done.stdout.rstrip("\n")), (command, done.stdout, shown)
-    page = httpx.get(f"{url}/docs", trust_env=False)
+    page = http_clients.get(f"{url}/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
     assert "/v1/openapi.json" in page.text
     assert not re.findall(r"(?:src|href)=[\"']https?:", page.text), "it loads nothing from other hosts"

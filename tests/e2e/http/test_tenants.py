@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.e2e.http.conftest import LIMITED, OTHER, OTHER_ADMIN, OWN_ADMIN, OWNER, SYSTEM, THIRD_ADMIN, Client
+from tests.support import http_clients
 from tests.support.dashboard import Visit
 from tests.support.howto import HOWTO
 from tests.support.server import ServerProcess
@@ -53,7 +54,7 @@ def objects(running: Any) -> dict[str, str]:
     """One of each kind that OWNER has, on a topic that LIMITED may not see."""
     server, _ = running
     headers = {"authorization": f"Bearer {OWNER}"}
-    with httpx.Client(base_url=server.http_url, headers=headers, timeout=60, trust_env=False) as own:
+    with http_clients.client(base_url=server.http_url, headers=headers) as own:
         job = own.post("/v1/jobs", json={"topic": SECRET, "payload": {"secret": "f81d4fae"}}).json()["id"]
         batch = own.post("/v1/batches", json={"name": SECRET, "on_done": {"topic": SECRET}}).json()["id"]
         plan = {"verb": "cancel", "filter": f"topic:{SECRET}-none"}
@@ -93,7 +94,7 @@ def _session(server: ServerProcess) -> str:
     browser.sign_in(OWNER)
     browser.close()
     headers = {"authorization": f"Bearer {OWN_ADMIN}"}
-    found = httpx.get(f"{server.http_url}/v1/sessions", headers=headers, timeout=60, trust_env=False).json()["sessions"]
+    found = http_clients.get(f"{server.http_url}/v1/sessions", headers=headers).json()["sessions"]
     (mine,) = (one["id"] for one in found if one["agent"] == "f81d4fae")
     return str(mine)
 

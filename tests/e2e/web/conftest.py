@@ -10,6 +10,7 @@ from typing import TypeAlias
 import httpx
 import pytest
 
+from tests.support import http_clients
 from tests.support.database import Server
 from tests.support.server import ServerProcess
 from tests.support.wire import served
@@ -101,5 +102,5 @@ def sign(visit: Callable[[], Browser]) -> Sign:
 def api(running: tuple[ServerProcess, str]) -> Iterator[httpx.Client]:
     """The REST API as the administrator of the tenant."""
     headers = {"authorization": f"Bearer {ADMIN}"}
-    with httpx.Client(base_url=running[0].http_url, headers=headers, timeout=60, trust_env=False) as client:
+    with http_clients.client(base_url=running[0].http_url, headers=headers) as client:
         yield client

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.web.conftest import ADMIN, OPERATOR, VIEWER, WORKER, Browser, Sign
+from tests.support import http_clients
 from tests.support.server import ServerProcess
 
 TOPIC, SCHEDULE, SOMEONE = "eu/mail:bulk", "eu/nightly:1", "pod 7/a?b=c#d%2Fe&é"
@@ -32,7 +33,7 @@ PAGES = {
 def named(running: tuple[ServerProcess, str]) -> None:
     """A topic, a schedule and a worker with such names."""
     url = running[0].http_url
-    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {ADMIN}"}, trust_env=False, timeout=60) as api:
+    with http_clients.client(base_url=url, headers={"authorization": f"Bearer {ADMIN}"}) as api:
         assert api.post("/v1/jobs", json={"topic": TOPIC, "payload": {}}).status_code == 201
         spec = {"topic": TOPIC, "timing": {"every": {"interval_ms": 3_600_000}}}
         assert api.put(f"/v1/schedules/{encoded(SCHEDULE)}", json={"spec": spec}).status_code == 200

@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.web.conftest import OTHER, VIEWER
 from tests.e2e.web.jobs.conftest import As
+from tests.support import http_clients
 from tests.support.dashboard import Visit, claimed, died, submitted, text_of
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -384,7 +385,7 @@ def test_a_log_that_cannot_be_read_has_the_same_answer_as_its_job(
     (job,) = claimed(api, topic)
     logged(api, job, {"seq": 1, "text": "ours"})
     headers = {"authorization": f"Bearer {OTHER}"}
-    as_other_tenant = httpx.Client(base_url=running[0].http_url, headers=headers, timeout=60, trust_env=False)
+    as_other_tenant = http_clients.client(base_url=running[0].http_url, headers=headers)
     assert as_(OTHER).get(f"/ui/jobs/{one}").status_code == 404
     problem = as_other_tenant.get(f"/v1/jobs/{one}/logs")
     nobodys = as_other_tenant.get(f"/v1/jobs/{NOBODYS}/logs")
