@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import httpx
 
-_USUAL: Final[dict[str, Any]] = {
+USUAL: Final[dict[str, Any]] = {
     "timeout": 60,
     "trust_env": False,
     "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
 }
-client: Final = partial(httpx.Client, **_USUAL)
-async_client: Final = partial(httpx.AsyncClient, **_USUAL)
-get: Final = partial(httpx.get, **_USUAL)
+"""Arguments of a client, and of a class made from one."""
+client: Final = partial(httpx.Client, **USUAL)
+async_client: Final = partial(httpx.AsyncClient, **USUAL)
+get: Final = partial(httpx.get, **USUAL)

@@ -34,7 +34,7 @@ class Browser(httpx.Client):
     """A client that behaves as a browser does; `post` sends a form with the token of the last page."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(base_url=url, timeout=60, trust_env=False)
+        super().__init__(base_url=url, **http_clients.USUAL)
         self.token = ""
 
     def page(self, path: str, **more: object) -> httpx.Response:
