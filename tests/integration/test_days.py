@@ -391,6 +391,22 @@ async def test_four_runs_at_once_drop_each_day_once(db: Connection, past: Past, 
     await assert_forgotten(db, past, 3)
 
 
+async def test_a_day_that_another_run_drops_while_empty_days_are_looked_for_is_passed_over(
+    db: Connection, past: Past, database: str
+) -> None:
+    (day, *_) = past.expired(3, ("archive",))
+    events = f"job_events_{day[-8:]}"
+    await db.execute(f"DROP TABLE headgate.{day}")  # then the day of events is looked at
+    async with links(database, 2) as (dropper, looker):
+        dropping = dropper.transaction()
+        await dropping.start()
+        await dropper.execute(f"DROP TABLE headgate.{events}")
+        looking = asyncio.create_task(looker.fetch("SELECT name FROM headgate.empty_days_v1() AS name"))
+        await waits_for_a_lock(db, looker)
+        await dropping.commit()
+        assert events not in {row[0] for row in await looking}
+
+
 async def test_two_that_drop_the_same_detached_day_do_not_count_it_twice(
     db: Connection, past: Past, database: str
 ) -> None:

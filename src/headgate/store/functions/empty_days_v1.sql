@@ -14,7 +14,11 @@ BEGIN
            AND right(c.relname, 8) < to_char(headgate.clock_v1() AT TIME ZONE 'UTC' - interval '1 day', 'YYYYMMDD')
            AND to_regclass('headgate.archive_' || right(c.relname, 8)) IS NULL
     LOOP
-        EXECUTE format('SELECT NOT EXISTS (SELECT FROM headgate.%I)', v_name) INTO v_empty;
+        BEGIN
+            EXECUTE format('SELECT NOT EXISTS (SELECT FROM headgate.%I)', v_name) INTO v_empty;
+        EXCEPTION WHEN undefined_table THEN   -- another instance has dropped it since the list was read
+            CONTINUE;
+        END;
         IF v_empty THEN RETURN NEXT v_name; END IF;
     END LOOP;
 END $$;
