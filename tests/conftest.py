@@ -42,6 +42,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_finish() -> None:
     """Leave what is collected out of all later garbage collections: hundreds of thousands of objects."""
     gc.enable()
+    gc.set_threshold(20_000, 20, 20)
     gc.freeze()
 
 

@@ -36,7 +36,7 @@ from headgate.domain.release import version
 from headgate.store.advisory_locks import MIGRATION
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
-from headgate.store.migration_files import Migration, load
+from headgate.store.migration_files import Migration, load, read
 from headgate.store.migration_guard import require_nobody_they_break
 from headgate.store.migration_state import Plan, compare, read_applied
 from headgate.store.roles import apply_roles, naming_missing_rights, require_rights_to_serve, roles_due
@@ -71,7 +71,7 @@ Report = Callable[[Progress], None]
 
 async def plan(connection: Connection, *, source: Traversable | None = None) -> Plan:
     """Compare the database with this release; changes nothing."""
-    known = load(source)
+    known = read(source)
     async with naming_missing_rights(connection):
         with translating(writing=False):
             return compare(known, await read_applied(connection))
