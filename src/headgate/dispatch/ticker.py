@@ -26,7 +26,7 @@ from headgate.domain.limits import LEASE_MIN, REAP_AT_ONCE
 from headgate.domain.tallies import Tallies
 
 log = logging.getLogger("headgate.dispatch")
-_STUCK_TICKS_APART: Final = 0.05
+_LOCKED_TICKS_APART: Final = 0.05
 
 
 class Ticker:
@@ -77,8 +77,8 @@ class Ticker:
             finally:
                 self._times.ended(began)
             if tick.next_due is not None and tick.now is not None:
-                # Due and not promoted: another transaction holds its row. Asking without a pause would not help.
-                least = TICKS_APART if tick.promoted or tick.next_due > tick.now else _STUCK_TICKS_APART
+                # Asking for a locked row without a pause would not help.
+                least = _LOCKED_TICKS_APART if tick.due_is_locked and not tick.promoted else TICKS_APART
                 self._times.due_in(max(least, (tick.next_due - tick.now).total_seconds()))
             if tick.next_resume is not None and tick.now is not None:
                 self._times.due_in(max(TICKS_APART, (tick.next_resume - tick.now).total_seconds()))

@@ -43,6 +43,7 @@ class Tick:
     oldest_running: datetime | None = None  # when the oldest attempt that runs anywhere began
     reaped: int = 0
     next_due: datetime | None = None
+    due_is_locked: bool = False  # the next due job was due when the tick began, and others have locked its row
     next_resume: datetime | None = None  # when the first pause that has an end is over
     quiet_hash: int | None = None
     quiet: frozenset[tuple[int, str]] = frozenset()  # tenant, worker

@@ -293,7 +293,7 @@ class TickCalls(SubmitCalls):
                 case "next_transaction":
                     newest = newest or row.number
                 case "due":
-                    tick.next_due = row.at
+                    tick.next_due, tick.due_is_locked = row.at, bool(row.number)
                 case "unblock":
                     tick.unblocks = True
                 case "bulk":

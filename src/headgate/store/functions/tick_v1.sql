@@ -2,7 +2,8 @@
 --   pending   a topic with claimable jobs in a range          paused   a target that is paused, and until when
 --   promoted  a job made claimable just now                   problem  why (detail) a job could not be (one_by_one_ only)
 --   cancel    a job this instance runs that is to be stopped (number: its epoch)
---   due       when the next waiting job falls due             running  when the oldest attempt that still runs began
+--   due       when the next waiting job falls due (number: 1 if it did before the tick began: others have locked it)
+--   running   when the oldest attempt that still runs began
 --   unblock   jobs that waited for others may be claimable (see unblock_ready_v1)      bulk   some operations are not over
 --   capacity  a topic whose limits let jobs start now, or (at) later
 --   names     topics were made or changed by transactions that the snapshot names_seen_ does not show (store/names.py)
@@ -101,7 +102,7 @@ BEGIN
                                  WHERE w.enabled AND (w.look_at <= v_now
                                     OR EXISTS (SELECT FROM headgate.webhook_deliveries d
                                                 WHERE d.webhook_no = w.webhook_no AND d.next_at <= v_now)));
-    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, NULL::bigint, d.run_at, NULL::text
+    RETURN QUERY SELECT 'due', NULL::int, NULL::int, NULL::uuid, (d.run_at <= v_now)::int::bigint, d.run_at, NULL::text
                    FROM (SELECT j.run_at FROM headgate.jobs j
                           WHERE j.state IN (2, 3) /* scheduled, retrying */ AND j.run_at >= promote_floor_
                           ORDER BY j.run_at LIMIT 1) AS d;
