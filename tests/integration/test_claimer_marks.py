@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
 
-from headgate.dispatch import sweeps
+from headgate.dispatch import scans, sweeps
 from headgate.dispatch.demand import MOST_HINTS
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.keyrange import KeyRanges
@@ -17,7 +18,7 @@ from headgate.store.connect import Connection
 from tests.support.dispatch_waits import soon
 from tests.support.dispatch_workers import completing
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock
+from tests.support.queue import Clock, Queue
 from tests.support.watched_store import failing_with
 
 AWAY = StoreUnavailable("the database is away")
@@ -223,12 +224,12 @@ async def test_on_an_ageing_topic_new_urgent_work_below_the_mark_is_claimed_at_o
 # ---------------------------------------------------------------------- where looking below the marks has become slow
 
 
-async def test_a_slow_look_at_whole_topics_is_not_repeated_at_every_tick_but_new_jobs_are_found(
+async def test_slow_scans_of_topics_are_left_to_the_scanner_and_new_jobs_are_found(
     stepped: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeps, "_WHOLE_SLOW_SECONDS", -1.0)  # any look is slow
-    monkeypatch.setattr(sweeps, "_WHOLE_SHARE", 1e-9)
-    monkeypatch.setattr(sweeps, "_WHOLE_ALWAYS_US", -1)
+    monkeypatch.setattr(scans, "SLOW_SECONDS", -1.0)  # any scan is slow
+    monkeypatch.setattr(scans, "_WIDE_US", -1)
+    stepped.scanner.topics = scans.ScanPace(every=0.0, share=1e-9)
     await stepped.submit(1)
     worker = await stepped.worker(slots=2)
     assert await stepped.claimer.run_once() == 1  # which sets the mark of its demand
@@ -242,6 +243,24 @@ async def test_a_slow_look_at_whole_topics_is_not_repeated_at_every_tick_but_new
     assert asked[-1] != KeyRanges.whole(asked[-1].topic_nos)
     await stepped.submit(1)
     assert (await stepped.ticker.run_once()).pending
+    await stepped.scanner.run_once()
+    assert stepped.store.calls["scan_topics"] == 0, "the last one was slow: it is due much later"
+
+
+async def test_a_job_below_the_mark_is_claimed_after_a_scan_apart_from_ticks(stepped: Instance, db: Connection) -> None:
+    (job,), (epoch,) = await below_the_mark(stepped)
+    worker = await stepped.worker(slots=1)
+    assert await stepped.claimer.run_once() == 0
+    # As another instance whose notification is lost.
+    assert (await Queue(db).settle((job, epoch, Abandon())))[0].state is State.PENDING
+    stepped.scanner.topics.apart = True
+    assert not (await stepped.ticker.run_once()).pending, "a tick looks from the mark on"
+    assert await stepped.claimer.run_once() == 0
+    await stepped.scanner.run_once()
+    assert await stepped.claimer.run_once() == 1
+    assert list((await worker.take()).ids) == [job]
+    stepped.scanner.topics_scanned(asyncio.get_running_loop().time())
+    assert not stepped.scanner.topics.apart, "a quick one: ticks scan again"
 
 
 async def test_a_sweep_that_makes_a_claim_slow_goes_half_as_far_the_next_time(

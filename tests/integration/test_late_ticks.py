@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from headgate.dispatch.scans import ScanPace
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.states import State
 from headgate.store.connect import Connection
@@ -23,6 +24,12 @@ from tests.support.watched_store import Hold
 SECOND = timedelta(seconds=1)
 ANSWERED = 10.0
 DELAYED = "SELECT headgate.submit('mail', 'x'::bytea, tenant => 'acme', delay => interval '1 second')"
+# A second passes with every look at the clock.
+CLOCK_OF_READS = """
+CREATE SEQUENCE public.reads MINVALUE 0;
+GRANT USAGE ON SEQUENCE public.reads TO PUBLIC;
+CREATE OR REPLACE FUNCTION headgate.clock_v1() RETURNS timestamptz LANGUAGE sql VOLATILE
+    AS 'SELECT at + nextval(''public.reads'') * interval ''1 second'' FROM public.test_clock'"""
 # A row that cannot be written.
 POISON = """
 CREATE FUNCTION public.poison() RETURNS trigger LANGUAGE plpgsql AS
@@ -77,6 +84,37 @@ async def test_a_due_job_that_was_locked_for_long_is_promoted_by_the_tick_after(
         for _ in range(4):
             await one_more(stepped, clock)
     assert await promoted(stepped) == {locked}
+
+
+async def test_a_job_that_falls_due_while_a_tick_runs_is_not_taken_for_locked(
+    stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    """For a locked job the next tick waits a while; this one would be late by that."""
+    await db.execute(CLOCK_OF_READS)
+    meanwhile = 0
+    for reads in range(12):  # one of them lies between the promotion and the end of the tick
+        (job,) = await stepped.submit(1, delay=SECOND)
+        await db.execute("ALTER SEQUENCE public.reads RESTART")
+        await db.execute("UPDATE headgate.jobs SET run_at = $1 WHERE id = $2", clock.now + (reads + 0.5) * SECOND, job)
+        tick = await stepped.ticker.run_once()
+        assert not tick.due_is_locked
+        assert tick.now is not None
+        meanwhile += tick.next_due is not None and tick.next_due <= tick.now and not tick.promoted
+        await clock.advance(hours=1)
+        await promoted(stepped)
+    assert meanwhile
+
+
+async def test_a_due_job_that_others_have_locked_is_told_from_one_that_falls_due(
+    database: str, stepped: Instance, clock: Clock
+) -> None:
+    (job,) = await stepped.submit(1, delay=SECOND)
+    assert not (await stepped.ticker.run_once()).due_is_locked
+    await clock.advance(seconds=2)
+    async with stranger(database) as session:
+        assert await session.fetch("SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", job)
+        assert (await stepped.ticker.run_once()).due_is_locked
+    assert await promoted(stepped) == {job}
 
 
 async def test_floors_do_rise_when_nothing_is_in_flight(stepped: Instance, clock: Clock) -> None:
@@ -217,23 +255,75 @@ async def test_a_look_below_the_floors_is_one_tick_although_a_transaction_stays_
         return await ask(self, where, due, running, **how)
 
     monkeypatch.setattr(TickCalls, "_tick_rows", asking)
-    monkeypatch.setattr(stepped.store, "_below_at", 0.0)
     async with stranger(database) as session:
         await session.fetchval("SELECT pg_current_xact_id()::text")  # from now on no floor can rise
-        for _ in range(3):
-            await stepped.store.tick([])
+        for below in (True, False, False):
+            await stepped.store.tick([], below=below)
     first, *later = asked
     assert first == (BEGINNING, BEGINNING)
     assert all(due > BEGINNING and running == floor for due, running in later), later
 
 
-async def test_a_job_that_lies_below_the_floor_is_promoted_by_the_next_look_below(
-    stepped: Instance, clock: Clock, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def below_the_floor(stepped: Instance, clock: Clock, db: Connection) -> UUID:
+    """A job that is due, and that ticks do not find from their floor on."""
     for _ in range(4):
         await one_more(stepped, clock)
     (job,) = await stepped.submit(1, delay=timedelta(hours=1))
     await db.execute("UPDATE headgate.jobs SET run_at = run_at - interval '1 day' WHERE id = $1", job)
     assert await promoted(stepped) == set(), "the floor is above it"
-    monkeypatch.setattr(stepped.store, "_below_at", 0.0)
+    return job
+
+
+async def test_a_job_that_lies_below_the_floor_is_promoted_by_the_next_tick_that_looks_below(
+    stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    job = await below_the_floor(stepped, clock, db)
+    stepped.scanner.floors = new_pace()
     assert await promoted(stepped) == {job}
+
+
+async def test_a_job_below_the_floor_is_promoted_by_the_tick_after_a_scan_of_its_own(
+    stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    job = await below_the_floor(stepped, clock, db)
+    stepped.scanner.floors = new_pace(apart=True)
+    assert await promoted(stepped) == set(), "ticks would have to wait for the scan"
+    assert stepped.store.calls["scan_below_floors"] == 0
+    await stepped.scanner.run_once()
+    assert await promoted(stepped) == {job}
+
+
+async def test_a_running_job_below_the_floor_is_reaped_after_a_scan_of_its_own(
+    stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    (job,) = await stepped.submit(1)
+    await stepped.worker("dead", slots=1)
+    assert await stepped.claimer.run_once() == 1
+    for _ in range(4):
+        await one_more(stepped, clock)
+    await db.execute(
+        """UPDATE headgate.jobs
+              SET claimed_at = claimed_at - interval '1 day', lease_until = lease_until - interval '1 day'"""
+    )
+    assert (await stepped.ticker.run_once()).reaped == 0, "the floor is above it"
+    stepped.scanner.floors = new_pace(apart=True)
+    await stepped.scanner.run_once()
+    assert (await stepped.ticker.run_once()).reaped == 1
+    assert (await stepped.job(job)).state is State.RETRYING
+
+
+async def test_due_jobs_do_not_wait_for_a_scan(stepped: Instance, clock: Clock) -> None:
+    stepped.scanner.topics, stepped.scanner.floors = new_pace(apart=True), new_pace(apart=True)
+    await stepped.worker(slots=1)
+    hold = stepped.store.before["scan_topics"] = Hold()
+    stepped.start("scans", stepped.scanner.run())
+    await stepped.ticker.run_once()
+    await hold.reached()
+    await one_more(stepped, clock)
+    hold.release()
+
+
+def new_pace(*, apart: bool = False) -> ScanPace:
+    pace = ScanPace(every=30.0, share=0.01)
+    pace.apart = apart
+    return pace

@@ -45,6 +45,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 CALLS = {
     "claims": ("claimer", "run_once"),
     "ticks": ("ticker", "run_once"),
+    "scans": ("scanner", "run_once"),
     "announcements": ("store", "notify"),
     "limits": ("store", "admit_due"),
     "outcomes": ("outcomes.writer", "_take"),
@@ -149,6 +150,8 @@ async def poke(server: Server, session: WorkerSession) -> None:
     server.limits.limits_changed(session.tenant_no)
     server.unblocker.wake()
     server.bulk_runner.wake()
+    server.scanner.topics.apart = True
+    server.scanner.wake()
     server.scheduler.wake()
     server.webhooks.wake()
     now = time.monotonic()

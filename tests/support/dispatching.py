@@ -33,6 +33,7 @@ from headgate.dispatch.outcomes import OutcomeWriter
 from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.pull_workers import PullWorkers
 from headgate.dispatch.renewals import LeaseRenewer
+from headgate.dispatch.scans import Scanner
 from headgate.dispatch.session import WorkerSession
 from headgate.dispatch.session_rules import SessionRules
 from headgate.dispatch.sessions import WorkerSessions
@@ -115,8 +116,16 @@ class Instance:
             claim_limit=claim_limit,
             mismatch=self._mismatch,
         )
+        self.scanner = Scanner(self.store, self.demands, self.times)
         self.ticker = Ticker(
-            self.store, self.times, self.demands, self.gate, self.wakes, self.limits.timers, watchdog=self.watchdog
+            self.store,
+            self.times,
+            self.demands,
+            self.gate,
+            self.wakes,
+            self.limits.timers,
+            self.scanner,
+            watchdog=self.watchdog,
         )
         self.submitter = Submitter(
             self.store,
@@ -170,6 +179,7 @@ class Instance:
         if self._running:
             self.start("claims", self.claimer.run())
             self.start("ticks", self.ticker.run())
+            self.start("scans", self.scanner.run())
             self.start("renewals", self.renewer.run())
             self.start("limits", self.limits.run())
         return self
@@ -177,7 +187,7 @@ class Instance:
     async def __aexit__(
         self, _type: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        for service in (self.claimer, self.ticker, self.wakes, self.limits):
+        for service in (self.claimer, self.ticker, self.scanner, self.wakes, self.limits):
             service.stop()
         for worker in self._workers:
             await worker.close()

@@ -135,10 +135,18 @@ class WatchedStore(DispatchStore):
         self.got.append(len(got))
         return got
 
-    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True) -> Any:
+    async def tick(
+        self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True, below: bool = False
+    ) -> Any:
         self.tick_ranges.append(ranges)
         self.tick_running.append(running)
-        return await self._watched("tick", super().tick(topic_nos, ranges, running=running))
+        return await self._watched("tick", super().tick(topic_nos, ranges, running=running, below=below))
+
+    async def scan_topics(self, topic_nos: Sequence[int]) -> list[int]:
+        return await self._watched("scan_topics", super().scan_topics(topic_nos))
+
+    async def scan_below_floors(self) -> bool:
+        return await self._watched("scan_below_floors", super().scan_below_floors())
 
     async def reap(self) -> list[int]:
         return await self._watched("reap", super().reap())

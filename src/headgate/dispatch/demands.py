@@ -6,7 +6,7 @@ Only the claimer spends credit. Everything here is in memory and synchronous: no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from uuid import UUID
 
 from headgate.dispatch.delivery import Delivery, Wanted
@@ -261,6 +261,14 @@ class Demands:
                 demand.wake_pending = self.wakes or demand.wake_pending
         if self.wakes:
             self.woken.set()
+
+    def pending_seen(self, topic_nos: Iterable[int], *, whole: bool) -> None:
+        """These topics have claimable jobs; `whole`: also below the marks was looked."""
+        for topic_no in topic_nos:
+            for demand in self.by_topic.get(topic_no, ()):
+                demand.missed = demand.missed or (whole and not demand.busy)
+                demand.wake_pending = True
+                self.woken.set()
 
     def wake_all(self) -> None:
         """There may be work anywhere: after a resume, a reconnect, a lost notification."""

@@ -80,9 +80,16 @@ class TickStore(Protocol):
     """The ticker's part."""
 
     async def tick(
-        self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True
+        self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True, below: bool = False
     ) -> Tick: ...
     async def reap(self) -> Sequence[int]: ...
+
+
+class ScanStore(Protocol):
+    """The scanner's part: topics with claimable jobs; whether a floor of the next tick is lower now."""
+
+    async def scan_topics(self, topic_nos: Sequence[int]) -> Sequence[int]: ...
+    async def scan_below_floors(self) -> bool: ...
 
 
 class WakeStore(Protocol):

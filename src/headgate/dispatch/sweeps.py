@@ -1,9 +1,8 @@
-"""How far claims look below their watermarks, and how often ticks look at whole topics.
+"""How far claims look below their watermarks.
 
 Looking below the marks costs next to nothing while dead rows are vacuumed. While an old snapshot is held it is a walk
 over everything that has ended since. So a claim that takes much longer by its sweep sweeps half as far the next time.
-Ticks that are slow look at whole topics for a small share of the time only, once the marks have moved far enough for
-that to be the reason; from the marks on, they always look. See ADR 24.
+See ADR 24.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import Final
 SWEEP_AT_LEAST_US: Final = 1_000_000
 SWEEP_MOST_US: Final = 3_600_000_000
 _SWEEP_SLOW_SECONDS: Final = 0.005
-_WHOLE_SLOW_SECONDS, _WHOLE_SHARE, _WHOLE_MOST_SECONDS = 0.02, 0.02, 30.0
-_WHOLE_ALWAYS_US: Final = 30_000_000
 
 
 class SweepPace:
@@ -39,19 +36,3 @@ class SweepPace:
         # Half of what it went, not of what it might have gone: that may be far more than there was to look at.
         wanted = self._swept_us // 2 if slow else self._most_us * 2
         self._most_us = max(SWEEP_AT_LEAST_US, min(SWEEP_MOST_US, wanted))
-
-
-class WholeLooks:
-    """When ticks may look at whole topics, and not only from the marks on."""
-
-    def __init__(self) -> None:
-        self._next = 0.0  # by the loop's clock
-
-    def is_due(self, now: float) -> bool:
-        """Whether the tick that begins now may."""
-        return now >= self._next
-
-    def looked(self, *, now: float, seconds: float, span_us: int) -> None:
-        """A tick that did took so long; `span_us` is the widest stretch below any mark."""
-        if span_us > _WHOLE_ALWAYS_US and seconds > _WHOLE_SLOW_SECONDS:
-            self._next = now + min(_WHOLE_MOST_SECONDS, seconds / _WHOLE_SHARE)

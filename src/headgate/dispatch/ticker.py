@@ -15,7 +15,7 @@ from headgate.dispatch.demands import Demands
 from headgate.dispatch.gate import Gate
 from headgate.dispatch.limit_timers import LimitTimers
 from headgate.dispatch.ports import TickStore
-from headgate.dispatch.sweeps import WholeLooks
+from headgate.dispatch.scans import Scanner
 from headgate.dispatch.tick_times import TICKS_APART, TickTimes
 from headgate.dispatch.wakes import Wakes
 from headgate.dispatch.watchdog import WatchdogGate
@@ -40,6 +40,7 @@ class Ticker:
         gate: Gate,
         wakes: Wakes,
         limit_timers: LimitTimers,
+        scanner: Scanner,
         *,
         watchdog: WatchdogGate | None = None,
         tallies: Tallies | None = None,
@@ -48,12 +49,11 @@ class Ticker:
         on_webhook: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._times, self._demands, self._gate, self._wakes = store, times, demands, gate, wakes
-        self._limit_timers = limit_timers
+        self._limit_timers, self._scanner = limit_timers, scanner
         self._watchdog = watchdog  # without one, expired leases are reaped at every tick
         self._on_unblock = on_unblock  # jobs that waited for others may be claimable
         self._on_bulk = on_bulk  # some bulk operations are not over
         self._on_webhook = on_webhook  # events are due to be delivered
-        self._whole_looks = WholeLooks()
         self._stopped = False
         self._tallies = tallies or Tallies()
         self.ticks = 0
@@ -97,17 +97,24 @@ class Ticker:
         """
         wanted = self._demands.topics_with_credit() if sweep else []  # one for a due job is about that job
         changes = self._gate.changes
-        now = asyncio.get_running_loop().time
         began = self._times.asked()
-        ranges = None if self._whole_looks.is_due(began) else self._from_the_marks(wanted)
+        scanner = self._scanner
+        whole = scanner.topics.is_due(began, apart=False)
+        below = running and scanner.floors.is_due(began, apart=False)
         try:
-            tick = await self._store.tick(wanted, ranges, running=running)
-            if wanted and ranges is None:
-                span_us = max((demand.marks.span_us for demand in self._demands), default=-1)
-                self._whole_looks.looked(now=now(), seconds=now() - began, span_us=span_us)
+            try:
+                ranges = None if whole else self._from_the_marks(wanted)
+                tick = await self._store.tick(wanted, ranges, running=running, below=below)
+            finally:  # also if it failed: the next one must not have to walk as far
+                if wanted and whole:
+                    scanner.topics_scanned(began)
+                if below:
+                    scanner.floors_scanned(began)
             if self._watchdog is not None:
                 self._watchdog.answered()
-            self._follow(tick, changes, sweep=sweep, whole=ranges is None)
+            self._follow(tick, changes, sweep=sweep, whole=whole)
+            if sweep:
+                scanner.wake()
             # Only now: a tick that waited for a database that was away has closed the gate. And after the rest,
             # which must not wait for it.
             if sweep and _may_have_expired(tick) and (self._watchdog is None or self._watchdog.is_open):
@@ -147,10 +154,7 @@ class Ticker:
         # credit at this moment; an idle one may miss something, and looks from the head if it finds nothing else.
         for demand in self._demands:
             demand.sweep = demand.sweep or (sweep and demand.busy)
-        for topic_no in tick.pending:
-            for demand in self._demands.by_topic.get(topic_no, ()):
-                demand.missed = demand.missed or (whole and not demand.busy)
-                demand.wake_pending = True
+        self._demands.pending_seen(tick.pending, whole=whole)
         if tick.limits_open and tick.now is not None:
             at_tick = tick.now
             self._limit_timers.set((topic_no, (at - at_tick).total_seconds()) for topic_no, at in tick.limits_open)
@@ -162,7 +166,7 @@ class Ticker:
             self._on_webhook()
         for tenant_no, job_id, epoch in tick.cancels:
             self._gate.cancel_requested(tenant_no, job_id, epoch)
-        if tick.pending or tick.promoted:
+        if tick.promoted:
             self._demands.woken.set()
 
     def _from_the_marks(self, topic_nos: Iterable[int]) -> KeyRanges:

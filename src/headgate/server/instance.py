@@ -46,6 +46,7 @@ from headgate.dispatch.progress import ProgressWriter
 from headgate.dispatch.pull_workers import PullWorkers
 from headgate.dispatch.renewals import LeaseRenewer
 from headgate.dispatch.retention import Retention
+from headgate.dispatch.scans import Scanner
 from headgate.dispatch.scheduler import Scheduler
 from headgate.dispatch.sessions import WorkerSessions
 from headgate.dispatch.submits import Submitter
@@ -186,6 +187,7 @@ class Server:
         )
         beat = self.lease_ms / 3000
         watchdog = WatchdogGate(beat=beat, now=time.monotonic, silence=max(beat, 5 * options.tick_seconds))
+        self.scanner = Scanner(self.store, self.demands, self.times)
         self.ticker = Ticker(
             self.store,
             self.times,
@@ -193,6 +195,7 @@ class Server:
             self.gate,
             self.wakes,
             self.limits.timers,
+            self.scanner,
             watchdog=watchdog,
             tallies=self.tallies,
             on_unblock=self.unblocker.wake,
@@ -361,6 +364,7 @@ class Server:
         services: dict[str, Service] = {
             "claims": self.claimer,
             "ticks": self.ticker,
+            "scans": self.scanner,
             "announcements": self.wakes,
             "limits": self.limits,
             "outcomes": self.outcomes.writer,
@@ -414,7 +418,15 @@ class Server:
         self.draining.set()  # producers are sent away
         self.waiters.stop()
         self.health.drain()
-        for service in (self.readiness, self.claimer, self.ticker, self.wakes, self.limits, self.listener):
+        for service in (
+            self.readiness,
+            self.claimer,
+            self.ticker,
+            self.scanner,
+            self.wakes,
+            self.limits,
+            self.listener,
+        ):
             service.stop()
         self.lost_workers.stop()
         self.bulk_runner.stop()

@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import asyncpg
+
 from headgate.domain.dispatching import Tick
 from headgate.domain.errors import InstanceForgotten, StoreBusy, StoreError
 from headgate.domain.keyrange import KeyRanges
@@ -28,6 +30,7 @@ log = logging.getLogger("headgate.store")
 TICK: Final = """
 SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1()
   FROM headgate.tick_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::pg_snapshot)"""
+SCAN: Final = "SELECT kind, topic_no, at FROM headgate.scan_v1($1, $2)"
 RESCUE: Final = """
 SELECT kind, tenant_no, topic_no, id, number, at, detail, headgate.clock_v1() FROM headgate.rescue_v1($1, $2, $3)"""
 ADMIT_DUE: Final = "SELECT topic_no, at, headgate.clock_v1() FROM headgate.admit_due_v1($1)"
@@ -36,11 +39,6 @@ ADMIT_AT_ONCE: Final = 500
 PROMOTE_AT_ONCE: Final = 1_000
 _RESCUE_BLOCKS: Final = 2_000
 _PROMOTE_AGAIN: Final = timedelta(seconds=5)
-_BELOW_SECONDS: Final = 30.0
-"""How often everything is looked at, also below the floors. By the clock, not by ticks: retries cause many in a
-second. And never for more than a hundredth of the time: with a snapshot held elsewhere a look below is a walk over all
-that has ended since."""
-_BELOW_SHARE: Final = 0.01
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)  # no job began or falls due after it
 
 
@@ -65,7 +63,6 @@ class TickCalls(SubmitCalls):
         self._promoted, self._running = Floor(), Floor()
         self.stuck = Stuck()
         self._no_rescue_before = [0.0, 0.0]  # one that promotes only, one that reaps
-        self._below_at = 0.0  # when the next tick looks below the floors, too
         self._clock = BEGINNING  # the database's, at the last tick
         self._limits_may_be_ahead = True  # the clock may have stepped back before this instance first read it
         self._quiet_hash: int | None = None
@@ -78,22 +75,18 @@ class TickCalls(SubmitCalls):
         """Every attempt that began before has ended."""
         return self._running.at
 
-    async def tick(self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True) -> Tick:
+    async def tick(
+        self, topic_nos: Sequence[int], ranges: KeyRanges | None = None, *, running: bool = True, below: bool = False
+    ) -> Tick:
         """See tick_v1. `ranges`: where to look for claimable jobs of the topics; left out: everywhere.
 
-        `running`: look at running jobs, too, and note that this instance lives.
+        `running`: look at running jobs, too, and note that this instance lives. `below`: look below the floors, which
+        leave out dead index entries, for what landed there.
         """
-        # The floors leave out dead index entries; now and then everything is looked at, for what landed below.
-        began = time.monotonic()
-        below = running and began >= self._below_at
         due_from = BEGINNING if below else self._promoted.at
         running_from = None if not running else BEGINNING if below else self._running.at
         where = KeyRanges.whole(topic_nos) if ranges is None else ranges
-        try:
-            rows = await self._rows_of_tick(topic_nos, where, due_from, running_from)
-        finally:  # also if it failed: the next one must not have to walk as far
-            if below:
-                self._below_at = began + max(_BELOW_SECONDS, (time.monotonic() - began) / _BELOW_SHARE)
+        rows = await self._rows_of_tick(topic_nos, where, due_from, running_from)
         kinds = {row.kind for row in rows}
         if self.instance_no and "forgotten" in kinds:
             raise InstanceForgotten(
@@ -111,6 +104,23 @@ class TickCalls(SubmitCalls):
         if "names" in kinds:
             await self.refresh_names()
         return tick
+
+    async def scan_topics(self, topic_nos: Sequence[int]) -> list[int]:
+        """Those of these topics that have claimable jobs anywhere; as a tick does, but on another connection."""
+        return [topic_no for _, topic_no, _ in await self._scan(topic_nos, floors=False)]
+
+    async def scan_below_floors(self) -> bool:
+        """Look below the floors as a tick with `below` does, on another connection; says whether one is lower now."""
+        found = {kind: at for kind, _, at in await self._scan((), floors=True)}
+        before = self._promoted.at, self._running.at
+        self._promoted.looked_below(found.get("due"))
+        self._running.looked_below(found.get("running"))
+        return before != (self._promoted.at, self._running.at)
+
+    async def _scan(self, topic_nos: Sequence[int], *, floors: bool) -> list[asyncpg.Record]:
+        async with self.lane("upkeep").use() as db:
+            with translating(writing=False):
+                return await db.fetch(SCAN, topic_nos, floors)
 
     async def _rows_of_tick(
         self, topic_nos: Sequence[int], where: KeyRanges, due_from: datetime, running_from: datetime | None

@@ -2,6 +2,7 @@
 -- compatible with: 1
 
 -- include: functions/tick_v1.sql
+-- include: functions/scan_v1.sql
 -- include: functions/abandon_undeclared_v1.sql
 -- include: functions/progress_v1.sql
 -- include: functions/add_log_lines_v1.sql
