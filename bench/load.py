@@ -175,6 +175,19 @@ class Loaded:
             await db.close()
 
 
+async def create_log_files(db: Connection) -> None:
+    """Give PostgreSQL as many files of its write-ahead log as it may keep, as it has after some hours of load.
+
+    It reuses them from then on. To create one takes 42 ms, and all commits wait for it (ADR 24).
+    """
+    size = "SELECT pg_size_bytes(current_setting($1))"
+    files = await db.fetchval(size, "max_wal_size") // await db.fetchval(size, "wal_segment_size")
+    for _ in range(files):
+        await db.execute("SELECT pg_logical_emit_message(true, 'headgate bench', '')")
+        await db.execute("SELECT pg_switch_wal()")
+    await db.execute("CHECKPOINT")
+
+
 @asynccontextmanager
 async def loaded(
     name: str,
@@ -207,6 +220,7 @@ async def loaded(
         await migrate(db)
         database = await db.fetchval("SELECT quote_ident(current_database())")
         await db.execute(f"ALTER DATABASE {database} SET track_functions = 'pl'")
+        await create_log_files(db)
         await db.close()
         assert cluster.pid is not None
         made = Loaded(cluster.dsn(), cluster.pid, logs, [], tokens)
