@@ -77,6 +77,13 @@ CALLS = {
     "notifications": ("store", "listen"),
 }
 CALLS_NOTHING = {"loop lag"}
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "services.md"
+
+
+def on_the_page() -> set[str]:
+    """The services in the first column of the table of docs/operations/services.md."""
+    rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return {name.strip() for row in rows for name in row.split(",")}
 
 
 @pytest.fixture
@@ -203,6 +210,7 @@ def test_each_service_that_fails_is_logged_counted_and_restarted_and_the_server_
         serving = asyncio.create_task(server.run(stop))
         try:
             assert set(CALLS) | CALLS_NOTHING == set(server.services._tasks), "a service whose fault is not tested"
+            assert set(server.services._tasks) <= on_the_page(), "a service that operators cannot look up"
             session = await connected(server, "other")
             await soon(lambda: server.store._listener, "it listens")
             faults = {service: Planted(server, service) for service in CALLS}
