@@ -18,7 +18,7 @@ import grpc.aio
 
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.io_thread import io_thread
-from headgate.wire import jobs_pb2, producer_pb2, worker_pb2
+from headgate.wire import admin_pb2, jobs_pb2, producer_pb2, worker_pb2
 from tests.support.ports import lasting_port
 from tests.support.waiting import TIME_LIMIT, until_async
 
@@ -182,6 +182,11 @@ class FakeServer:
         self.producers: list[ProducerPeer] = []
         self.reports: list[worker_pb2.ReportOutcomeRequest] = []
         self.jobs: dict[bytes, jobs_pb2.JobInfo] = {}
+        self.redrives: list[admin_pb2.RedriveJobsRequest] = []
+        self.answers_redrives = asyncio.Event()
+        self.answers_redrives.set()
+        self.call_refusals: list[tuple[grpc.StatusCode, str, int]] = []
+        """What the next calls about jobs get once they have arrived: a status, a code, and when to come back in ms."""
         self.report_receipts: list[list[jobs_pb2.Receipt]] = []
         """What the next reports are answered with; those after them are taken."""
         self.report_refusals: list[str] = []
@@ -229,8 +234,12 @@ class FakeServer:
         wait = grpc.unary_unary_rpc_method_handler(
             self._get, producer_pb2.WaitResultRequest.FromString, jobs_pb2.JobInfo.SerializeToString
         )
+        redrive = grpc.unary_unary_rpc_method_handler(
+            self._redrive, admin_pb2.RedriveJobsRequest.FromString, admin_pb2.JobsResponse.SerializeToString
+        )
         server.add_generic_rpc_handlers(
             (
+                grpc.method_handlers_generic_handler("headgate.v1.AdminService", {"RedriveJobs": redrive}),
                 grpc.method_handlers_generic_handler(
                     "headgate.v1.WorkerService", {"Work": work, "ReportOutcome": report}
                 ),
@@ -305,7 +314,20 @@ class FakeServer:
         receipts = self.report_receipts.pop(0) if self.report_receipts else []
         return worker_pb2.ReportOutcomeResponse(receipts=receipts)
 
+    async def _refuse_if_told(self, call: Any) -> None:
+        if self.call_refusals:
+            status, code, wait_ms = self.call_refusals.pop(0)
+            await call.abort(status, "not now", (("headgate-code", code), ("headgate-retry-after-ms", str(wait_ms))))
+
+    async def _redrive(self, request: admin_pb2.RedriveJobsRequest, call: Any) -> admin_pb2.JobsResponse:
+        self.redrives.append(request)
+        await self._refuse_if_told(call)
+        await self.answers_redrives.wait()
+        changes = [admin_pb2.JobChange(id=one, changed=True, state=jobs_pb2.STATE_PENDING) for one in request.ids]
+        return admin_pb2.JobsResponse(results=changes)
+
     async def _get(self, request: Any, call: Any) -> jobs_pb2.JobInfo:
+        await self._refuse_if_told(call)
         if request.id not in self.jobs:
             await call.abort(grpc.StatusCode.NOT_FOUND, "no such job")
         return self.jobs[request.id]

@@ -7,9 +7,11 @@ import os
 import threading
 from typing import Any
 
+import grpc
 import pytest
 
 from headgate import (
+    Closed,
     ForkedProcess,
     Headgate,
     InvalidInput,
@@ -24,8 +26,9 @@ from headgate import (
 )
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.ids import new_id_maker
+from headgate.sdk.io_thread import io_thread
 from headgate.wire import jobs_pb2, producer_pb2
-from tests.support.fake_server import fake_server, on_io
+from tests.support.fake_server import fake_server, on_io, until
 from tests.unit.test_sdk_client import GONE, mail
 
 
@@ -89,7 +92,7 @@ async def test_one_client_serves_several_loops_and_threads() -> None:
 
 async def test_the_sync_client_has_the_same_calls() -> None:
     async with fake_server() as server:
-        known = new_id_maker().next_id()
+        known, chosen = new_id_maker().make(2)
         server.jobs[known.bytes] = jobs_pb2.JobInfo(
             id=known.bytes, state=jobs_pb2.STATE_COMPLETED, result=b"[1]", topic="t", created_us=1
         )
@@ -98,6 +101,7 @@ async def test_the_sync_client_has_the_same_calls() -> None:
             with SyncHeadgate(server.address) as client:
                 assert client.submit_to("t", {"a": 1}, priority=1).created
                 assert len(client.submit_many_to("t", [b"1", b"2"])) == 2
+                assert client.submit_to("t", b"3", id=chosen).id == chosen
                 assert client.result(known) == [1]
                 assert client.get(known).state == "completed"
 
@@ -107,6 +111,8 @@ async def test_the_sync_client_has_the_same_calls() -> None:
             b"1",
             b"2",
         ]
+        (own,) = [job for frame in server.producers[0].frames() for job in frame.jobs]
+        assert (own.id, own.new_id) == (chosen.bytes, False), "one of the caller's own may have been sent before"
 
 
 async def test_results_are_decoded_as_the_function_says_and_failures_are_typed() -> None:
@@ -154,6 +160,38 @@ async def test_reads_survive_a_server_that_comes_back() -> None:
         await asyncio.sleep(0)
         await on_io(server.start(port))
         assert await waiting == 1
+
+
+async def test_calls_go_on_when_another_one_of_their_client_was_refused() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        known = new_id_maker().next_id()
+        server.jobs[known.bytes] = jobs_pb2.JobInfo(id=known.bytes, state=jobs_pb2.STATE_DEAD, created_us=1)
+        server.answers_redrives.clear()
+        redrive = asyncio.ensure_future(app.admin.jobs.redrive(known))
+        await until(lambda: server.redrives, "it has arrived")
+        server.call_refusals = [(grpc.StatusCode.UNAVAILABLE, "store_busy", 10)]
+        assert (await app.get(known)).state == "dead"  # at the second try
+        io_thread().loop.call_soon_threadsafe(server.answers_redrives.set)
+        (change,) = await redrive
+        assert (change.changed, len(server.redrives)) == (True, 1)
+
+
+async def test_calls_that_wait_when_their_client_is_closed_say_so() -> None:
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        server.answers_redrives.clear()
+        redrive = asyncio.ensure_future(app.admin.jobs.redrive(new_id_maker().next_id()))
+        await until(lambda: server.redrives, "it has arrived")
+        await app.close()
+        with pytest.raises(Closed):
+            await redrive
+
+
+async def test_a_call_that_was_refused_before_it_began_is_made_again() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        server.call_refusals = [(grpc.StatusCode.UNAVAILABLE, "store_busy", 10)]
+        (change,) = await app.admin.jobs.redrive(new_id_maker().next_id())
+        assert (change.changed, len(server.redrives)) == (True, 2)
 
 
 def test_a_client_used_after_a_fork_raises_an_error() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -38,6 +39,8 @@ class Calls:
         self._token = token
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
         self._channel: grpc.aio.Channel | None = None
+        self._uses: Counter[grpc.aio.Channel] = Counter()
+        """How many calls are under way on each channel. To close one would cancel them, whoever waits for them."""
         self._closed = False
 
     async def get(
@@ -71,9 +74,10 @@ class Calls:
     async def close(self) -> None:
         """End open calls."""
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        channels = {*self._uses, *(() if self._channel is None else (self._channel,))}
+        self._channel = None
+        for channel in channels:
+            await channel.close()
 
     async def _anywhere(
         self,
@@ -90,7 +94,7 @@ class Calls:
         try:
             while True:
                 if self._closed:
-                    raise Closed("this Headgate client was closed; make another one")
+                    raise _closed()
                 address = self._rotation.current
                 channel = self._channel = self._channel or rpc.open_channel(address)
                 seconds = max(0.1, min(GIVE_UP_SECONDS, deadline - now()))
@@ -98,7 +102,7 @@ class Calls:
                     request.wait_ms = int(min(WAIT_SECONDS, max(0.0, deadline - now())) * 1000)
                     seconds = request.wait_ms / 1000 + GIVE_UP_SECONDS
                 try:
-                    found = await method(channel, request, token=self._token, seconds=seconds)
+                    found = await self._make(channel, method, request, seconds=seconds)
                 except grpc.aio.AioRpcError as error:
                     explained: HeadgateError = rpc.explain(
                         error, address, about=about, answered=self._rotation.has_answered(address)
@@ -118,13 +122,44 @@ class Calls:
                 if self._channel is channel:  # else another caller moved on already
                     self._channel = None
                     pause = self._rotation.move_on()
-                    await channel.close()
+                await self._close_unused(channel)
                 if now() + pause >= deadline:
                     raise explained
                 await asyncio.sleep(pause)
         finally:
             if silence.timer is not None:
                 silence.timer.cancel()
+
+    async def _make(
+        self,
+        channel: grpc.aio.Channel,
+        method: rpc.Method[rpc.Asked, rpc.Answered],
+        request: rpc.Asked,
+        *,
+        seconds: float,
+    ) -> rpc.Answered:
+        self._uses[channel] += 1
+        try:
+            return await method(channel, request, token=self._token, seconds=seconds)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):  # by `close`, and not by the caller
+                raise _closed() from None
+            raise
+        finally:
+            self._uses[channel] -= 1
+            if not self._uses[channel]:
+                del self._uses[channel]
+            await self._close_unused(channel)
+
+    async def _close_unused(self, channel: grpc.aio.Channel) -> None:
+        """Close a channel that was left, unless calls are under way on it: the last of them closes it."""
+        if channel is not self._channel and channel not in self._uses:
+            await channel.close()
+
+
+def _closed() -> Closed:
+    return Closed("this Headgate client was closed; make another one")
 
 
 @dataclass(slots=True)
