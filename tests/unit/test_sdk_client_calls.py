@@ -17,7 +17,9 @@ from headgate import (
     InvalidInput,
     JobCancelled,
     JobDead,
+    NotAcknowledged,
     NotFound,
+    Overloaded,
     PayloadError,
     ResultTimeout,
     SubmitManyError,
@@ -162,6 +164,25 @@ async def test_reads_survive_a_server_that_comes_back() -> None:
         assert await waiting == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ""),
+        (grpc.StatusCode.UNAVAILABLE, "outcome_unknown"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+        (grpc.StatusCode.CANCELLED, ""),
+    ],
+)
+async def test_a_call_whose_answer_was_lost_is_not_made_twice_and_does_not_claim_that_nothing_happened(
+    status: grpc.StatusCode, code: str
+) -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        server.call_refusals = [(status, code, 100)]
+        with pytest.raises(NotAcknowledged, match="may have taken effect"):
+            await app.admin.jobs.redrive(new_id_maker().next_id())
+        assert len(server.redrives) == 1
+
+
 async def test_calls_go_on_when_another_one_of_their_client_was_refused() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         known = new_id_maker().next_id()
@@ -192,6 +213,21 @@ async def test_a_call_that_was_refused_before_it_began_is_made_again() -> None:
         server.call_refusals = [(grpc.StatusCode.UNAVAILABLE, "store_busy", 10)]
         (change,) = await app.admin.jobs.redrive(new_id_maker().next_id())
         assert (change.changed, len(server.redrives)) == (True, 2)
+
+
+async def test_a_call_waits_as_long_as_a_rate_limit_says_if_it_has_the_time() -> None:
+    async with fake_server() as server, Headgate(server.address) as app:
+        known, now = new_id_maker().next_id(), asyncio.get_running_loop().time
+        server.jobs[known.bytes] = jobs_pb2.JobInfo(id=known.bytes, state=jobs_pb2.STATE_PENDING, created_us=1)
+        limited = grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited"
+        began, server.call_refusals = now(), [(*limited, 300)]
+        assert (await app.get(known)).state == "pending"
+        assert now() - began >= 0.3
+        server.call_refusals = [(*limited, 60_000)]
+        with pytest.raises(Overloaded) as caught:
+            async with asyncio.timeout(30):
+                await app.get(known)
+        assert caught.value.retry_after == 60
 
 
 def test_a_client_used_after_a_fork_raises_an_error() -> None:

@@ -71,7 +71,10 @@ class NotConnected(HeadgateError):
 
 
 class NotAcknowledged(HeadgateError):
-    """Sent, but no answer came in time: the job may or may not exist. Submitting it again under `job_id` is safe."""
+    """Sent, but no answer came: it may or may not have taken effect.
+
+    Submitting a job again under `job_id` is safe. Of other calls, those that would take effect twice raise this.
+    """
 
     code = "not_acknowledged"
 

@@ -18,6 +18,7 @@ from headgate.sdk.addresses import Address
 from headgate.sdk.errors import (
     RETRIED,
     Forbidden,
+    NotAcknowledged,
     NotConnected,
     Overloaded,
     ServerError,
@@ -312,6 +313,17 @@ def never_arrived(error: grpc.aio.AioRpcError) -> bool:
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
     return reported_code(error) in _REFUSED_BEFORE or "failed to connect" in (error.details() or "").lower()
+
+
+def answer_lost(error: grpc.aio.AioRpcError, address: Address) -> NotAcknowledged:
+    """The error for a call that was sent and must not be made again, since it may have been carried out."""
+    why = (error.details() or "").strip()[:160] or "no answer"
+    lost = NotAcknowledged(
+        f"{address} did not acknowledge this call ({why}); it may have taken effect: see whether it has before you make "
+        "it again"
+    )
+    lost.request_id = trailer(error, HEADER)
+    return lost
 
 
 def is_final(error: BaseException) -> bool:

@@ -112,8 +112,10 @@ class Calls:
                         silence.begin(address, explained)
                         await asyncio.sleep(limited)
                         continue
-                    if error.code() not in _TRANSIENT or not (method.repeatable or rpc.never_arrived(error)):
+                    if error.code() not in _TRANSIENT:
                         raise explained from None
+                    if not (method.repeatable or rpc.never_arrived(error)):
+                        raise rpc.answer_lost(error, address) from None
                 else:
                     self._rotation.succeeded()
                     return found
