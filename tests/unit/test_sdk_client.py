@@ -28,6 +28,7 @@ from headgate.sdk.client.producer import WINDOW
 from headgate.sdk.connection import Connection
 from headgate.sdk.errors import ServerError
 from headgate.sdk.ids import new_id_maker
+from headgate.sdk.options import SUBMIT_TIMEOUT
 from headgate.wire import jobs_pb2, producer_pb2
 from tests.support.fake_server import fake_server, until
 
@@ -352,6 +353,26 @@ async def test_a_full_outbox_blocks_threads_until_there_is_capacity() -> None:
         peer.reply(peer.frames()[0].seq)
         await asyncio.gather(*waiting)
         assert len(peer.ids()) == 3
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_the_time_that_a_submit_waits_for_capacity_is_part_of_its_timeout(blocking: bool) -> None:
+    async with fake_server() as server, small(server.address, 1) as app:
+        task = mail(app)
+        server.answers_submits = False
+        first = asyncio.ensure_future(task.submit("first"))
+        peer = await server.producer()
+        io, producer, _ = app._connection._opened()
+        call = asyncio.to_thread(app.sync.submit, task, "second") if blocking else task.submit("second")
+        second = asyncio.ensure_future(call)
+        await until(lambda: producer.capacity._queue, "it waits for capacity")
+        latest = io.loop.time() + SUBMIT_TIMEOUT
+        peer.reply(1)
+        await server.producer(frames=2)
+        (sent,) = producer._in_flight.values()
+        assert sent.submits[0].deadline <= latest
+        peer.reply(2)
+        await asyncio.gather(first, second)
 
 
 BUSY = jobs_pb2.Error(code="overloaded", message="submits: 16000 rows wait", retry_after_ms=40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from headgate.domain.envelope import read_envelope
 from headgate.domain.ids import JobId
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.client.capacity import SubmitCapacity
-from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame
+from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame, next_frame
 from headgate.sdk.client.producer import LEAST_PAUSE_SECONDS, WINDOW, Producer
 from headgate.sdk.connection import PAGES_IN_FLIGHT
 from headgate.sdk.encryption import Purpose
@@ -237,6 +238,16 @@ def test_a_refusal_does_not_say_that_an_earlier_try_was_not_stored() -> None:
     assert (other.sent, other.gone) == (False, True)
 
 
+def test_why_the_server_refused_is_said_also_when_the_connection_broke_after_that() -> None:
+    producer, _ = producer_with(WINDOW)
+    one = sent(producer, 1)
+    refused(producer, 1, code="store_busy", message="too many statements wait")
+    producer._in_flight[2] = SentFrame([producer._unsent.popleft()], 0.0)
+    producer._resend_later()
+    one.sent = True
+    assert "(too many statements wait)" in str(producer._too_late(one))
+
+
 def test_capacity_is_given_back_once() -> None:
     producer, _ = producer_with(WINDOW)
     one = sent(producer, 1)
@@ -253,6 +264,25 @@ def test_what_was_lost_goes_out_again_in_the_order_of_the_calls() -> None:
     producer._resend_later()
     assert [one.order for one in producer._unsent] == [1, 2, 3]
     assert all(one.lost and not one.new_id for one in producer._unsent)
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+def pending(at: int, *, new_id: bool) -> PendingSubmit:
+    return PendingSubmit(
+        *("mail", [IDS[at].bytes], [b"{}"]), PLAIN, deadline=9.0, new_id=new_id, future=Future(), size=2
+    )
+
+
+@pytest.mark.parametrize("first_is_new", [False, True])
+def test_a_job_that_may_be_stored_already_is_not_sent_as_a_new_one_beside_new_ones(first_is_new: bool) -> None:
+    """The server does not look for a job whose id is new: the one that exists would be a conflict."""
+    made = next_frame(deque([pending(1, new_id=first_is_new), pending(2, new_id=not first_is_new)]), seq=1, now=0.0)
+    assert made is not None
+    frame, _ = made
+    sent = {**dict.fromkeys(frame.plain.ids, frame.plain.new_id), **{job.id: job.new_id for job in frame.jobs}}
+    assert sent == {IDS[1].bytes: first_is_new, IDS[2].bytes: not first_is_new}
 
 
 # --- capacity --------------------------------------------------------------------------------------------------------
