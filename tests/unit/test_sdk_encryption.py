@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import DecryptionFailed, Encryption, Headgate, InvalidInput, Job, JobDead, MissingKey, TooLarge
+from headgate import (
+    DecryptionFailed,
+    Encryption,
+    Headgate,
+    InvalidInput,
+    Job,
+    JobDead,
+    MissingKey,
+    SyncHandle,
+    TooLarge,
+)
 from headgate.api.http.codec import media_type_of
 from headgate.domain import limits
 from headgate.domain.envelope import MAGIC, content_type_of, described, description, from_text, read_envelope
@@ -19,6 +32,8 @@ from headgate.sdk.encryption import KEYS_VARIABLE, Purpose
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.options import prepared
 from headgate.sdk.outcomes import failure, sealed_failure
+from headgate.wire import jobs_pb2
+from tests.support.fake_server import fake_server
 
 OLD, NEW = Encryption.new_key(), Encryption.new_key()
 ONE, OTHER = uuid4().bytes, uuid4().bytes
@@ -251,6 +266,36 @@ async def test_a_box_stores_ciphertext_and_handlers_see_plain_values() -> None:
         assert bad.last_error == drained.failed[-1].message == f"ValueError: card {SECRET} is refused"
         with pytest.raises(JobDead, match=f"ValueError: card {SECRET} is refused"):
             await refused.result()
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_what_is_read_of_a_job_is_decrypted_with_and_without_a_loop(blocking: bool) -> None:
+    keys, job_id = old(), new_id_maker().next_id()
+    sealed = keys.seal_text(f"card {SECRET}", job_id.bytes, limit=1_000)
+    failed = jobs_pb2.JobInfo(
+        id=job_id.bytes, state=jobs_pb2.STATE_DEAD, last_error=f"ValueError: {sealed}", created_us=1
+    )
+    done = jobs_pb2.JobInfo(
+        id=job_id.bytes,
+        state=jobs_pb2.STATE_COMPLETED,
+        result=keys.seal_result(f'"{SECRET}"'.encode(), job_id.bytes),
+        payload=keys.seal(SECRET.encode(), Purpose.PAYLOAD, job_id.bytes),
+        created_us=1,
+    )
+    async with fake_server() as server, Headgate(server.address, encryption=keys) as hg:
+        handle: Any = SyncHandle(hg._connection, job_id, Any) if blocking else hg.handle(job_id)
+        client: Any = hg.sync if blocking else hg
+
+        async def called(function: Callable[..., Any], *args: Any) -> Any:
+            return await (asyncio.to_thread(function, *args) if blocking else function(*args))
+
+        server.jobs[job_id.bytes] = done
+        assert await called(handle.result) == SECRET
+        assert (await called(handle.info)).result() == SECRET
+        assert (await called(client.get, job_id)).payload == SECRET.encode()
+        server.jobs[job_id.bytes] = failed
+        with pytest.raises(JobDead, match=f"ValueError: card {SECRET}"):
+            await called(handle.result)
 
 
 async def test_a_repeated_submit_by_key_or_unique_is_the_same_job() -> None:
