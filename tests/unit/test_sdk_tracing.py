@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from headgate import Abandon, Fail, Headgate, InvalidInput, Nack, Snooze
+from headgate import Abandon, Fail, Headgate, InvalidInput, Job, Nack, Snooze
 from headgate.domain.headers import TRACE_RELATION
 
 
@@ -56,6 +56,22 @@ async def test_a_job_continues_the_trace_of_its_submit(hg: Headgate, exporter: I
     assert parent_of(processed) == id_of(dispatched)
 
 
+async def test_a_later_attempt_does_not_wait_for_its_handler_since_the_submit(
+    hg: Headgate, exporter: InMemorySpanExporter
+) -> None:
+    def handler(*, job: Job) -> None:
+        if job.attempt == 1:
+            raise Nack(0)
+
+    mail = hg.register("mail", handler)
+    with hg.testing() as box:
+        await mail.submit()
+        await box.drain()
+    first, _ = named(exporter, "process mail")
+    _, again = named(exporter, "dispatch mail")
+    assert (again.start_time or 0) >= (first.end_time or 0) > 0
+
+
 async def test_headers_of_the_caller_stay_and_win(hg: Headgate) -> None:
     seen: list[dict[str, str]] = []
 
@@ -69,9 +85,10 @@ async def test_headers_of_the_caller_stay_and_win(hg: Headgate) -> None:
     with hg.testing() as box:
         await mail.with_options(headers={"traceparent": own, "customer": "7"}).submit()
         await mail.submit_many([()])
+        hg.sync.submit_many(mail, [()])
         await box.drain()
     assert seen[0] == {"traceparent": own, "customer": "7"}
-    assert seen[1].keys() == {"traceparent", TRACE_RELATION}
+    assert [one.keys() for one in seen[1:]] == [{"traceparent", TRACE_RELATION}] * 2
 
 
 @pytest.mark.parametrize(
