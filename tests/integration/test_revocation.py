@@ -13,7 +13,7 @@ from headgate.control.bulk import Bulk, Request
 from headgate.control.revocation import OpenCalls, Revocation, RevokedOperations
 from headgate.domain.bulk import Progress, StartedBulk
 from headgate.domain.errors import StoreUnavailable
-from headgate.domain.identity import Identity, TokenRevoked
+from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
 from headgate.store.bulk import BulkStore
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
@@ -123,15 +123,25 @@ async def test_what_was_revoked_while_no_server_ran_ends_at_the_next_start(env: 
     assert await env.look() is Progress.CANCELLED
 
 
-async def test_an_operation_that_is_started_while_its_token_goes_is_not_left_running(env: Env) -> None:
-    who = env.tokens.identify(ONE)
-    env.write({OTHER: OPERATES})
-    env.revocation.run_once()
-    await env.operations.run_once()  # it looks before the operation is there
-    env.id = new_id()
-    with pytest.raises(TokenRevoked):
-        await env.many.start(who, env.id, Request(verb="cancel", filter="topic:mail"))
-    assert await env.state() is Progress.CANCELLED
+async def test_an_operation_that_is_started_while_its_token_loses_the_right_to_it_is_not_left_running(
+    env: Env,
+) -> None:
+    for entries, error in (
+        ({OTHER: OPERATES}, TokenRevoked),
+        ({ONE: OPERATES | {"scopes": ["read"]}}, PermissionDenied),
+        ({ONE: OPERATES | {"topics": ["sms"]}}, TokenRevoked),
+        ({ONE: OPERATES | {"tenant": "umbrella"}}, TokenRevoked),
+    ):
+        env.write({ONE: OPERATES, OTHER: OPERATES})
+        env.revocation.run_once()
+        who = env.tokens.identify(ONE)
+        env.write(entries)
+        env.revocation.run_once()
+        await env.operations.run_once()  # it looks before the operation is there
+        env.id = new_id()
+        with pytest.raises(error):
+            await env.many.start(who, env.id, Request(verb="cancel", filter="topic:mail"))
+        assert await env.state() is Progress.CANCELLED, entries
 
 
 async def test_the_database_is_asked_after_a_change_only_and_again_until_it_answers(env: Env) -> None:

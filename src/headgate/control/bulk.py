@@ -11,12 +11,13 @@ from datetime import timedelta
 from uuid import UUID
 
 from headgate.control.ports import BulkStore
+from headgate.control.revocation import check_operates
 from headgate.domain import limits
 from headgate.domain.bulk import BulkOperation, Counted, DeadGroups, JobList, JobPage, Plan, Preview, Verb
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filter_parser import parse, topic_term
 from headgate.domain.filters import Field, Glob, JobFilter
-from headgate.domain.identity import Identity, TokenRevoked
+from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
 from headgate.domain.validation import shown
 
 
@@ -56,7 +57,7 @@ class Bulk:
     ) -> None:
         """`started` is called for each new operation, so that its first chunk does not wait for a poll.
 
-        `recheck` raises TokenRevoked for a caller whose token was revoked meanwhile.
+        `recheck` gives the rights that a caller has now; raises TokenRevoked if its token was revoked meanwhile.
         """
         self._store, self._started, self._recheck = store, started, recheck
 
@@ -110,10 +111,11 @@ class Bulk:
             who.tenant, operation_id, plan, who=who.subject, topics=who.topics, credential=who.lasting_credential
         )
         try:
-            # The check that cancels operations of a revoked token may have run just before this one was stored.
-            self._recheck(who)
-        except TokenRevoked as revoked:
-            await self._store.cancel(who.tenant, operation_id, who="headgate", reason=str(revoked), topics=None)
+            # The check that cancels operations of a token that was revoked, or permits less now, may have run just
+            # before this one was stored, and runs again only after another change.
+            check_operates(self._recheck(who), tenant=who.tenant, topics=who.topics)
+        except (TokenRevoked, PermissionDenied) as refused:
+            await self._store.cancel(who.tenant, operation_id, who="headgate", reason=str(refused), topics=None)
             raise
         self._started()
         return found

@@ -24,6 +24,7 @@ from headgate.control.ports import RevokedBulk
 from headgate.domain.bulk import StartedBulk
 from headgate.domain.errors import HeadgateError
 from headgate.domain.identity import CredentialsUnavailable, Identity, Scope, TokenRevoked
+from headgate.domain.topic_sets import TopicSet
 
 log = logging.getLogger("headgate.tokens")
 LOOK_SECONDS: Final = 1.0
@@ -191,13 +192,18 @@ class RevokedOperations:
             known = self._validator.recheck(
                 Identity(tenant="", subject=one.who, scopes=frozenset(), credential=one.credential)
             )
-            known.require(Scope.OPERATE)
+            check_operates(known, tenant=one.tenant, topics=one.topics)
         except CredentialsUnavailable:
             raise  # nothing is known: look again later
         except HeadgateError as error:
             return str(error)
-        if known.tenant != one.tenant:
-            return f"the token of {known.subject} belongs to another tenant now"
-        if known.topics is not None and not known.topics.covers(one.topics):
-            return f"the token of {known.subject} permits fewer topics now"
         return ""
+
+
+def check_operates(known: Identity, *, tenant: str, topics: TopicSet | None) -> None:
+    """Raise PermissionDenied or TokenRevoked unless these rights permit a bulk operation of a tenant and its topics."""
+    known.require(Scope.OPERATE)
+    if known.tenant != tenant:
+        raise TokenRevoked(f"the token of {known.subject} belongs to another tenant now")
+    if known.topics is not None and not known.topics.covers(topics):
+        raise TokenRevoked(f"the token of {known.subject} permits fewer topics now")
