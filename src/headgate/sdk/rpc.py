@@ -319,8 +319,8 @@ def answer_lost(error: grpc.aio.AioRpcError, address: Address) -> NotAcknowledge
     """The error for a call that was sent and must not be made again, since it may have been carried out."""
     why = (error.details() or "").strip()[:160] or "no answer"
     lost = NotAcknowledged(
-        f"{address} did not acknowledge this call ({why}); it may have taken effect: see whether it has before you make "
-        "it again"
+        f"{address} did not acknowledge this call ({why}); it may have taken effect: see whether it has before you "
+        "make it again"
     )
     lost.request_id = trailer(error, HEADER)
     return lost
