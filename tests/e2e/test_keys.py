@@ -9,7 +9,7 @@ import shlex
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -318,6 +318,31 @@ async def test_keys_and_rate_limits_are_the_same_over_http(running: Running, adm
     status, _, ended = await call("POST", f"{path}/revoke", admin.token, {"reason": "test"})
     assert (status, ended["state"]) == (200, "revoked")
     assert (await call("POST", "/v1/keys", key, new))[0] in (401, 403)
+
+
+async def test_the_limits_of_a_server_count_for_each_credential_over_all_transports_together(
+    serve: Callable[..., ServerProcess], topic: str
+) -> None:
+    server = serve("--rates", "submit=2/1h,read=2/1h,work=1/1h", "--http-port", "0")
+    get = producer_pb2.GetJobRequest(id=uuid4().bytes)
+    submit = producer_pb2.SubmitRequest(job=producer_pb2.NewJob(topic=topic))
+    claim = worker_pb2.ClaimRequest(worker_id="w", topics=[topic])
+    async with Wire(server.address) as wire:
+        for method, request, path, body in (
+            ("Submit", submit, "/v1/jobs", {"topic": topic}),
+            ("GetJob", get, "/v1/topics", None),
+        ):
+            await wire.submit(topic) if method == "Submit" else await wire.refused(method, request)
+            status, _, _ = await asyncio.to_thread(called, server, "POST" if body else "GET", path, "", body)
+            assert status < 300
+            assert (await wire.refused(method, request)).code == "rate_limited"
+            status, _, problem = await asyncio.to_thread(called, server, "POST" if body else "GET", path, "", body)
+            assert (status, problem["code"]) == (429, "rate_limited")
+        async with wire.producer() as producer:
+            await producer.send(producer_pb2.ProducerFrame(seq=1, jobs=[submit.job]))
+            assert (await producer.reply(1)).error.code == "rate_limited"
+        await wire.call("Claim", claim)
+        assert (await wire.refused("Claim", claim)).code == "rate_limited"
 
 
 # ---------------------------------------------------------------------- the page

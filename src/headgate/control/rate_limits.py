@@ -44,5 +44,7 @@ class RateLimits:
             self.refused += 1
             raise RateLimited(kind, caller.subject, rate=rate, retry_after_ms=milliseconds(wait))
 
-    def __len__(self) -> int:
+    @property
+    def buckets(self) -> int:
+        """How many are in memory."""
         return len(self._buckets)

@@ -112,7 +112,8 @@ class Submits(Generic[Rows, Account]):
     ) -> None:
         """`refused` counts the jobs that were not taken, by the code of the error."""
         self._store, self._queue, self._make_id = store, queue, make_id
-        self._payload_max, self._rates, self._tenants = payload_max, rates or RateLimits(), tenants or TenantLimits()
+        self._payload_max, self._tenants = payload_max, tenants or TenantLimits()
+        self._rates = RateLimits() if rates is None else rates
         self.payloads = payloads or PayloadCheck(store.schemas_of, store.payload_sizes_of)
         self._refused: Counter[str] = Counter() if refused is None else refused
 

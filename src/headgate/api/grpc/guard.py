@@ -45,7 +45,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> None:
         self._certificates = certificates
         self._validator, self._rules, self._logins = validator, rules, logins
-        self._rates = rates or RateLimits()
+        self._rates = RateLimits() if rates is None else rates
         self._turns: dict[str, Turns] = {}  # by credential
         self._refusals = RefusalLog()
 
