@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -28,6 +28,7 @@ from headgate.control.results import Waiters
 from headgate.control.revocation import OpenCall, OpenCalls, Revocation
 from headgate.control.schedules import Schedules
 from headgate.control.streams import OpenStream
+from headgate.control.submit import Submits
 from headgate.control.suggestions import FilterSuggestions
 from headgate.control.tenant_limits import READ_AGAIN_SECONDS, TenantLimits
 from headgate.control.tenants import Tenants
@@ -110,6 +111,26 @@ def test_a_changed_limit_of_a_credential_counts_at_once() -> None:
     with pytest.raises(RateLimited):
         limits.take(with_rate("submit=1/1h"), RateClass.SUBMIT)
     limits.take(with_rate("submit=5/1h"), RateClass.SUBMIT)
+
+
+async def test_what_the_rate_of_a_tenant_refuses_does_not_count_for_the_credential() -> None:
+    clock, store = ManualClock(), Mock(fill=AsyncMock(), refusals=AsyncMock(return_value={}))
+    quotas = TenantLimits(Mock(limits=AsyncMock(return_value=(parse_rate("1/1s", field="rate"), None, 0))), now=clock)
+    await quotas.check_session("acme", lambda: 0)
+    quotas.take("acme", 1)
+    rates = RateLimits(now=clock)
+    submits: Any = Submits(store, MagicMock(), make_id=Mock(), rates=rates, tenants=quotas)
+    who = caller(credential="key", rates=parse_rates("submit=3/1h", field="rates"))
+    job = SimpleNamespace(topic="mail", payload=b"", id=b"", new_id=True)
+    plain = SimpleNamespace(topic="mail", ids=[b""], payloads=[b""], priorities=[], unset_priorities=[], new_id=True)
+    for refused in (
+        submits.one(who, job, Mock(), plain=False),
+        submits.many(who, [job], Mock(), atomic=False),
+        submits.frame(who, plain, [], Mock(), Mock(), done=Mock(), failed=Mock()),
+    ):
+        with pytest.raises(TenantRateLimited):
+            await refused
+    rates.take(who, RateClass.SUBMIT, 3)
 
 
 def test_refusals_that_were_left_out_are_counted_in_one_line_only(caplog: pytest.LogCaptureFixture) -> None:

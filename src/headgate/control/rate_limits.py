@@ -44,6 +44,12 @@ class RateLimits:
             self.refused += 1
             raise RateLimited(kind, caller.subject, rate=rate, retry_after_ms=milliseconds(wait))
 
+    def give_back(self, caller: Identity, kind: RateClass, count: int) -> None:
+        """Undo a `take` of something that was refused for another reason."""
+        bucket = self._buckets.get((caller.credential, kind))
+        if bucket is not None:
+            bucket.give_back(count)
+
     @property
     def buckets(self) -> int:
         """How many are in memory."""

@@ -31,7 +31,7 @@ from headgate.domain.identity import Identity, PermissionDenied
 from headgate.domain.ids import JobId, are_job_ids
 from headgate.domain.jobs import JobRules, Submission, SubmitAnswer
 from headgate.domain.pacing import Pace
-from headgate.domain.rate_limits import RateClass
+from headgate.domain.rate_limits import RateClass, RateLimited
 from headgate.domain.states import SubmitReceipt
 from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_priority, check_topic
@@ -133,8 +133,7 @@ class Submits(Generic[Rows, Account]):
         account = self._queue.account_of_calls(caller.tenant)
         size = len(job.payload) + CALL_BYTES
         self._queue.admit(1, size, account)
-        self._rates.take(caller, RateClass.SUBMIT)
-        self._tenants.take(caller.tenant, 1)
+        self._take(caller, 1)
         if plain and len(job.payload) <= self._payload_max and are_job_ids((job.id,)):
             caller.allowed([check_topic(job.topic)])
             job_id = job.id
@@ -174,8 +173,7 @@ class Submits(Generic[Rows, Account]):
         size = sum(len(job.payload) for job in jobs) + JOB_BYTES * len(jobs) + CALL_BYTES
         # Before anything is asked of the database, and counted while new names are stored there.
         with self._queue.holding(len(jobs), size, account):
-            self._rates.take(caller, RateClass.SUBMIT, len(jobs))
-            self._tenants.take(caller.tenant, len(jobs))
+            self._take(caller, len(jobs))
             rows, indexes, ids, results = await self._fill(caller, jobs, read, first=0)
         if atomic and results and isinstance(mismatch := results[0].error, PayloadMismatch):
             raise mismatch.within(f"jobs[{results[0].index}].")
@@ -237,8 +235,7 @@ class Submits(Generic[Rows, Account]):
             size += sum(map(len, plain.payloads))
         # Before anything else is done with it: under overload, refusing must cost little.
         self._queue.admit(first + len(jobs), size, account)
-        self._rates.take(caller, RateClass.SUBMIT, first + len(jobs))
-        self._tenants.take(caller.tenant, first + len(jobs))
+        self._take(caller, first + len(jobs))
         rows: Rows | None = None
         indexes, ids, refused = list[int](), list[bytes](), list[SubmitResult]()
         if plain is not None:
@@ -282,6 +279,15 @@ class Submits(Generic[Rows, Account]):
             done([*results, *refused])
 
         self._queue.put(rows, size, account, done=committed, failed=failed)
+
+    def _take(self, caller: Identity, count: int) -> None:
+        """Count jobs by the rates of the credential and of the tenant: by both, or by none. Raises RateLimited."""
+        self._rates.take(caller, RateClass.SUBMIT, count)
+        try:
+            self._tenants.take(caller.tenant, count)
+        except RateLimited:
+            self._rates.give_back(caller, RateClass.SUBMIT, count)
+            raise
 
     def submission(self, caller: Identity, job: Job, read: ReadJob[Job]) -> Submission:
         """Read a job with options, of a topic that the caller's token permits."""

@@ -117,6 +117,10 @@ class Bucket:
             return 0.0
         return (needed - tokens) / self._per_second
 
+    def give_back(self, count: int) -> None:
+        """Undo a take."""
+        self._tokens = min(self._burst, self._tokens + count)
+
     def is_full(self, now: float) -> bool:
         """Whether it is as a new one would be."""
         return self._tokens + (now - self._at) * self._per_second >= self._burst
