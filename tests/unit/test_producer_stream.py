@@ -10,7 +10,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from headgate.api.grpc.auth import ADMISSION, CALLER, Admission, Turns
+from headgate.api.grpc.auth import ADMISSION, CALLER, Admission, Turns, caller
+from headgate.api.grpc.methods import first_message
 from headgate.api.grpc.producer_stream import ProducerStream
 from headgate.control.permissions import RULES
 from headgate.control.revocation import OpenCalls
@@ -124,3 +125,17 @@ async def test_each_frame_has_the_topics_that_its_token_permits_at_that_moment(s
     narrowed = replace(MIA, topics=TopicSet.of("print"))
     submits, _ = await serve(MIA, MIA, narrowed)
     assert submits.callers == [MIA, narrowed]
+
+
+async def test_a_call_has_the_rights_that_its_token_has_when_the_request_has_arrived() -> None:
+    narrowed = replace(MIA, topics=TopicSet.of("print"))
+    validator: Any = Rights(narrowed)
+    admission = ADMISSION.set(Admission(validator, RULES["/headgate.v1.ProducerService/GetJob"], Turns()))
+    token = CALLER.set(MIA)  # as the guard found it at the headers
+    try:
+        request: Any = Peer(cast("Any", pb.GetJobRequest()))
+        assert await first_message(request, pb.GetJobRequest) is not None
+        assert caller() == narrowed
+    finally:
+        CALLER.reset(token)
+        ADMISSION.reset(admission)

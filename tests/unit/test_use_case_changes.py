@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,7 @@ from headgate.control.webhooks import Webhooks
 from headgate.domain.bulk import StartedBulk
 from headgate.domain.errors import InvalidInput, NotFound, PayloadMismatch, StoreUnavailable
 from headgate.domain.events import StreamEvent
-from headgate.domain.identity import CredentialsUnavailable, Identity, Scope
+from headgate.domain.identity import CredentialsUnavailable, Identity, PermissionDenied, Scope
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.schedules import Every, ScheduleSpec
@@ -62,6 +64,21 @@ async def test_a_job_that_was_sent_without_an_id_has_one_result_whether_it_is_ne
     committed({})
     committed({0: SubmitAnswer(receipt=SubmitReceipt.DUPLICATE, job_id=older)})
     assert [[one.job_id for one in found] for found in results] == [[made.bytes], [older.bytes]]
+
+
+async def test_a_job_that_is_refused_beside_others_of_its_frame_is_counted() -> None:
+    queue, refused = Mock(), Counter[str]()
+    store = Mock(
+        refusals=AsyncMock(return_value={}), fill=AsyncMock(return_value=Mock()), checks_payloads=lambda *_: False
+    )
+    submits: Any = Submits(store, queue, make_id=Mock(), refused=refused)
+    good = SimpleNamespace(id=new_id_maker().next_id(), topic="mail", payload=b"{}")
+    read = Mock(side_effect=[good, InvalidInput("topic", "is none")])
+    raw: Any = SimpleNamespace(id=good.id.bytes, topic="mail", payload=b"{}", new_id=True)
+    await submits.frame(caller(), None, [raw, raw], read, Mock(), done=Mock(), failed=Mock())
+    assert not refused, "its caller is not answered yet"
+    queue.put.call_args.kwargs["done"]({})
+    assert refused == {"invalid_input": 1}
 
 
 async def test_a_sealed_batch_wakes_dispatch_for_its_callback() -> None:
@@ -204,6 +221,20 @@ async def test_a_session_lives_no_longer_than_its_token_and_than_any_session(
     assert store.begin.await_args.args[0].life == life
 
 
+@pytest.mark.parametrize(
+    ("scopes", "begins"), [({Scope.READ}, True), ({Scope.SYSTEM}, True), ({Scope.SUBMIT, Scope.WORK}, False)]
+)
+async def test_a_session_begins_with_a_token_that_can_show_something(scopes: set[Scope], begins: bool) -> None:
+    sessions, store, _ = sessions_of(identity=replace(caller(), scopes=frozenset(scopes)))
+    login = sessions.login("token", address="192.0.2.1", agent="")
+    if begins:
+        await login
+    else:
+        with pytest.raises(PermissionDenied, match='"read"'):
+            await login
+    assert store.begin.await_count == begins
+
+
 def test_an_address_that_fails_again_is_not_the_first_one_to_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failed_logins, "PEERS", 2)
     logins = FailedLogins(now=ManualClock())
@@ -220,6 +251,29 @@ async def test_a_changed_webhook_gets_what_has_waited_for_it() -> None:
     webhooks = Webhooks(Mock(update=AsyncMock()), check_url=AsyncMock(), make_id=Mock(), entropy=Mock(), wake=wake)
     await webhooks.update(caller(), uuid4(), {"enabled": True})
     wake.assert_called_once()
+
+
+async def test_a_test_and_a_resend_are_sent_at_once() -> None:
+    wake = Mock()
+    store = Mock(ping=AsyncMock(), resend=AsyncMock())
+    webhooks = Webhooks(store, check_url=AsyncMock(), make_id=Mock(), entropy=Mock(), wake=wake)
+    await webhooks.test(caller(), uuid4())
+    assert wake.call_count == 1
+    await webhooks.resend(caller(), uuid4(), uuid4())
+    assert wake.call_count == 2
+
+
+@pytest.mark.parametrize("changes", [{"url": "https://example.com/"}, {"enabled": True}, {"include_result": True}])
+async def test_who_may_not_read_results_does_not_have_them_sent_anywhere(changes: dict[str, object]) -> None:
+    before = SimpleNamespace(spec=SimpleNamespace(include_result=True))
+    store = Mock(get=AsyncMock(return_value=before), update=AsyncMock())
+    webhooks = Webhooks(store, check_url=AsyncMock(), make_id=Mock(), entropy=Mock(), wake=Mock())
+    blind = replace(caller(), scopes=frozenset({Scope.OPERATE}))
+    with pytest.raises(PermissionDenied, match="read"):
+        await webhooks.update(blind, uuid4(), changes)
+    store.update.assert_not_awaited()
+    await webhooks.update(blind, uuid4(), {"include_result": False})
+    store.update.assert_awaited_once()
 
 
 async def test_the_url_of_a_changed_webhook_is_checked_before_it_is_stored() -> None:
@@ -253,6 +307,17 @@ async def test_the_payload_of_a_schedule_must_match_the_schema_of_its_topic() ->
             caller(), "s", ScheduleSpec(topic="mail", timing=Every(interval=timedelta(hours=1))), expected=None
         )
     store.put.assert_not_awaited()
+
+
+async def test_the_scheduler_looks_at_a_schedule_that_was_put_or_resumed() -> None:
+    store = Mock(now=AsyncMock(return_value=NOW), put=AsyncMock(), get=AsyncMock(), resume=AsyncMock())
+    wake = Mock()
+    schedules = Schedules(store, topics_ready=Mock(), wake=wake, payloads=Mock())
+    spec = ScheduleSpec(topic="mail", timing=Every(interval=timedelta(hours=1)))
+    await schedules.put(caller(), "s", spec, expected=None)
+    assert wake.call_count == 1
+    await schedules.resume(caller(), "s", reason="")
+    assert wake.call_count == 2
 
 
 async def test_a_triggered_job_is_claimed_at_once() -> None:

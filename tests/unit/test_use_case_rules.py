@@ -223,6 +223,17 @@ async def test_a_wait_that_is_over_leaves_nothing_behind() -> None:
     assert not waiters.any()
 
 
+async def test_a_wait_that_is_over_does_not_take_another_one_for_the_same_job_along() -> None:
+    waiters, job_id = Waiters(Mock()), uuid4()
+    other = asyncio.create_task(waiters.wait(1, job_id, 60))
+    await settle_down()
+    await waiters.wait(1, job_id, 0)
+    assert waiters.any()
+    waiters.ended(1, job_id)
+    async with asyncio.timeout(5):
+        await other
+
+
 async def test_an_error_about_one_tenant_does_not_keep_another_one_waiting() -> None:
     ended = {1: uuid4(), 2: uuid4()}
 
