@@ -162,8 +162,19 @@ def changed(whole: Any) -> Iterator[tuple[str, Any]]:
         elif _is_taken_apart(first):
             for path, other in changed(first):
                 yield f"{one.name}.{path}", replace(whole, **{one.name: type(inner)((other,))})
+        elif _is_fixed(hints[one.name]):
+            others = made(hints[one.name], 2)
+            for at in range(len(inner)):
+                other = (*inner[:at], others[at], *inner[at + 1 :])
+                yield f"{one.name}.{at}", replace(whole, **{one.name: other})
         elif one.init:
             yield one.name, replace(whole, **{one.name: made(hints[one.name], 2, name=one.name)})
+
+
+def _is_fixed(kind: Any) -> bool:
+    """Whether it is a tuple whose parts have places."""
+    first = typing.get_args(kind)[0] if typing.get_origin(kind) in (UnionType, typing.Union) else kind
+    return typing.get_origin(first) is tuple and typing.get_args(first)[-1] is not Ellipsis
 
 
 def _is_taken_apart(value: object) -> bool:

@@ -159,6 +159,13 @@ def test_two_keys_of_submits_do_not_show_that_their_payloads_are_equal() -> None
     assert bodies[0] != bodies[1]
 
 
+def test_a_schedule_that_is_put_again_is_the_same_bytes_and_two_do_not_show_that_they_send_the_same() -> None:
+    keys = old()
+    first, again, other = (keys.seal_template(b"{}", name=name) for name in ("night", "night", "day"))
+    assert first == again
+    assert first != other
+
+
 def test_a_payload_that_is_too_large_with_its_envelope_is_refused_before_it_is_sent() -> None:
     with pytest.raises(TooLarge, match=r"payload: .* over the limit of 1048576 bytes; encryption adds"):
         old().seal_payloads([b"x" * limits.PAYLOAD_MAX_BYTES], [ONE], prepared())

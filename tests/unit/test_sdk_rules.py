@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headgate import Headgate, InvalidInput, RetryPolicy
 from headgate.domain.topic_limits import Rate
+from headgate.sdk import rules
 from headgate.sdk.client.frames import PendingSubmit, next_frame
 from headgate.sdk.options import Prepared, prepared
 from headgate.sdk.rules import source_of
 from headgate.wire import producer_pb2 as pb
+from headgate.wire import topics_pb2
 from tests.support.wire import new_id
 
 POLICY = RetryPolicy.fixed(timedelta(seconds=30))
@@ -109,6 +112,26 @@ def test_submits_with_other_declarations_do_not_share_arrays() -> None:
     frame = frame_of(task(max_attempts=3).options, task(max_attempts=4).options, prepared())
     assert len(frame.plain.ids) == 1
     assert [job.declared.max_attempts for job in frame.jobs] == [4, 0]
+
+
+async def test_what_became_of_declarations_is_known_of_all_topics_whatever_one_call_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "TOPICS_A_CALL", 2)
+    hg, asked = Headgate("127.0.0.1:1"), list[topics_pb2.DeclareTopicsRequest]()
+    for name in ("a", "b", "c"):
+        hg.register(name, send, max_attempts=3)
+
+    async def call(method: object, request: topics_pb2.DeclareTopicsRequest) -> topics_pb2.DeclareTopicsResponse:
+        del method
+        asked.append(request)
+        answers = [topics_pb2.DeclaredTopic(name=one.name, changed=True) for one in request.topics]
+        return topics_pb2.DeclareTopicsResponse(topics=answers)
+
+    connection: Any = SimpleNamespace(call=call)
+    found = await rules.declare(connection, hg.tasks, source="shop", worker_id="w")
+    assert [one.name for one in found] == ["a", "b", "c"]
+    assert [[one.settings.max_attempts for one in request.topics] for request in asked] == [[3, 3], [3]]
 
 
 def test_a_program_is_named_by_the_module_that_its_handlers_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from headgate import Encryption, InvalidInput, SubmitManyError, Unique
 from headgate.domain.envelope import read_envelope
 from headgate.domain.ids import JobId
+from headgate.domain.timestamps import unix_us
 from headgate.sdk.addresses import addresses_of
 from headgate.sdk.client.capacity import SubmitCapacity
 from headgate.sdk.client.frames import Answer, PendingSubmit, SentFrame, next_frame
@@ -76,6 +77,16 @@ def test_spans_of_a_submit_are_spans_in_a_transaction() -> None:
     options = prepared(delay=1.5, deadline=timedelta(seconds=9), key="k", key_window=timedelta(minutes=1))
     found = json.loads(_as_json(options, ""))
     assert (found["delay"], found["deadline_in"], found["key_window"]) == ("1500 ms", "9000 ms", "60000 ms")
+
+
+def test_a_due_time_of_one_submit_replaces_the_one_of_its_task() -> None:
+    delayed, timed = prepared(delay=60), prepared(run_at=DUE)
+    at = delayed.over({"run_at": DUE}).new_job("mail", b"", b"")
+    later = timed.over({"delay": 60}).new_job("mail", b"", b"")
+    assert (at.run_at_us, at.delay_ms) == (unix_us(DUE), 0)
+    assert (later.run_at_us, later.delay_ms) == (0, 60_000)
+    with pytest.raises(InvalidInput, match="together with delay"):
+        delayed.over({"run_at": DUE, "delay": 1})
 
 
 def test_many_jobs_do_not_share_a_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.domain import limits
 from headgate.domain import validation as v
-from headgate.domain.errors import TooLarge
+from headgate.domain.errors import InvalidInput, TooLarge
 from tests.unit.refusals import assert_refused
 
 NOON = datetime(2025, 11, 15, 12, tzinfo=UTC)
@@ -333,3 +333,12 @@ def test_the_limits_hold_together() -> None:
     assert limits.LEASE_MIN <= limits.LEASE_DEFAULT <= limits.LEASE_MAX
     assert limits.KEY_WINDOW_MIN <= limits.KEY_WINDOW_DEFAULT <= limits.KEY_WINDOW_MAX
     assert 1 <= limits.MAX_ATTEMPTS_DEFAULT <= limits.MAX_ATTEMPTS_LIMIT
+
+
+@pytest.mark.parametrize("due", [timedelta(hours=1), NOON + timedelta(hours=1)])
+@pytest.mark.parametrize("deadline", [timedelta(hours=1), NOON + timedelta(hours=1)])
+def test_a_deadline_is_after_the_due_time_whichever_way_each_is_given(due: Any, deadline: Any) -> None:
+    with pytest.raises(InvalidInput, match="must be after the time the job is due"):
+        v.check_deadline(deadline, due=due, now=NOON)
+    later = deadline + timedelta(milliseconds=1)
+    assert v.check_deadline(later, due=due, now=NOON) == later
