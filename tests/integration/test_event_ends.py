@@ -82,6 +82,16 @@ async def test_a_revoked_token_ends_a_stream(one: Instance, stand: Stand) -> Non
     assert len(stand.calls) == 0
 
 
+async def test_a_stream_ends_when_its_token_belongs_to_another_tenant(stand: Stand) -> None:
+    async with stand.stream() as stream:
+        await stream.opened()
+        stand.tokens.now = replace(READS, tenant="umbrella")
+        stand.change()
+        ended = await stream.next()
+        assert isinstance(ended, Ended)
+        assert ended.error.code == "token_revoked"
+
+
 async def test_what_waits_for_a_client_is_not_sent_after_a_revocation_or_for_topics_that_it_lost(
     one: Instance, stand: Stand
 ) -> None:

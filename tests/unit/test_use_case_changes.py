@@ -12,11 +12,12 @@ from uuid import uuid4
 
 import pytest
 
-from headgate.control import failed_logins
+from headgate.control import failed_logins, job_exports
 from headgate.control.admin import Admin
 from headgate.control.batches import Batches
 from headgate.control.event_reader import by_tenant
 from headgate.control.failed_logins import FailedLogins
+from headgate.control.job_exports import JobExports
 from headgate.control.live import Follower, Live
 from headgate.control.revocation import OpenCall, OpenCalls, RevokedOperations
 from headgate.control.schedules import Schedules
@@ -27,7 +28,7 @@ from headgate.control.webhooks import Webhooks
 from headgate.domain.bulk import StartedBulk
 from headgate.domain.errors import InvalidInput, NotFound, PayloadMismatch, StoreUnavailable
 from headgate.domain.events import StreamEvent
-from headgate.domain.identity import CredentialsUnavailable, Identity, PermissionDenied, Scope
+from headgate.domain.identity import CredentialsUnavailable, Identity, PermissionDenied, Scope, TokenRevoked
 from headgate.domain.ids import JobId
 from headgate.domain.jobs import SubmitAnswer
 from headgate.domain.schedules import Every, ScheduleSpec
@@ -94,6 +95,39 @@ async def test_the_callback_of_a_batch_must_match_the_schema_of_its_topic() -> N
     with pytest.raises(PayloadMismatch):
         await Batches(store, submits, make_id=Mock()).open(caller(), Mock(), Mock())
     store.open_batch.assert_not_awaited()
+
+
+async def test_a_download_breaks_off_when_its_token_is_revoked_and_goes_on_with_the_topics_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_exports, "exported", lambda job: SimpleNamespace(line=lambda _: job))
+    now = list[Identity | TokenRevoked]([caller("mail")])
+
+    def recheck(identity: Identity, *, uses: bool = True) -> Identity:
+        del identity, uses
+        if isinstance(now[0], TokenRevoked):
+            raise now[0]
+        return now[0]
+
+    pages = [SimpleNamespace(jobs=[SimpleNamespace(id=no)], cursor="more") for no in range(4)]
+    jobs = Mock(get=AsyncMock(side_effect=lambda _caller, job_id, **_: f"job {job_id}"))
+    bulk, calls = Mock(list_jobs=AsyncMock(side_effect=pages)), OpenCalls()
+    validator: Any = Mock(recheck=recheck)
+    exports = JobExports(bulk=bulk, jobs=jobs, calls=calls, validator=validator, redaction=Mock())
+    lines = await exports.open(caller(), "state:dead")
+    assert await anext(lines) == "job 0\n"
+    (call_,) = calls
+    call_.changed.set()
+    assert await anext(lines) == "job 1\n"
+    assert [one.args[0] for one in jobs.get.await_args_list] == [caller(), caller("mail")]
+    assert await anext(lines) == "job 2\n"
+    assert bulk.list_jobs.await_args.args[0] == caller("mail")
+    now[0] = TokenRevoked("the token of ana is not valid any more")
+    call_.changed.set()
+    with pytest.raises(TokenRevoked):
+        await anext(lines)
+    await lines.aclose()
+    assert not len(calls)
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------
