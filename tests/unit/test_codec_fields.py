@@ -1,7 +1,8 @@
 """What a server knows of a job, a topic or a schedule arrives at the user of the SDK: no field is lost on the way.
 
 One field of a whole view is changed after the other: each change is seen in the message. One field of a whole message
-is taken away after the other: each is missed in what the SDK makes of it. What is left out on purpose is listed.
+is taken away after the other: each is missed in what the SDK makes of it, or in what the server makes of a request.
+What is left out on purpose is listed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from headgate.api.grpc import (
     tenant_service,
     topic_service,
     webhook_service,
+    worker_codec,
 )
+from headgate.api.grpc.submit_codec import submission_of
 from headgate.domain.api_keys import KeyView
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.bulk import BulkOperation, DeadGroup, JobLine
@@ -74,6 +77,7 @@ from headgate.wire import (
     bulk_pb2,
     jobs_pb2,
     keys_pb2,
+    producer_pb2,
     schedules_pb2,
     stats_pb2,
     tenants_pb2,
@@ -276,7 +280,13 @@ def _known(path: str, left_out: set[str]) -> str:
 
 # --- messages --------------------------------------------------------------------------------------------------------
 
-_TEXTS = {"oldest_day": "2026-07-01", "oldest_waiting": "2026-07-02", "detail_json": '{"a":1}', "zone": "Europe/Zurich"}
+_TEXTS = {
+    "oldest_day": "2026-07-01",
+    "oldest_waiting": "2026-07-02",
+    "detail_json": '{"a":1}',
+    "zone": "Europe/Zurich",
+    "mode": "group",
+}
 
 
 def filled(message: Message) -> Message:
@@ -319,7 +329,11 @@ def _scalar(field: Any) -> Any:
             return 0.5
         case _:
             return (
-                1_800_000_000_000_000 if field.name.endswith("_us") else 86_400_000 if field.name.endswith("_ms") else 7
+                1_800_000_000_000_000
+                if field.name.endswith("_us")
+                else 172_800_000
+                if field.name.endswith("_ms")
+                else 7
             )
 
 
@@ -406,3 +420,102 @@ def test_each_field_of_an_answer_is_seen_by_the_user_of_the_sdk(name: str) -> No
 
     unseen = {path for path, answer in without(whole) if not differs(answer)}
     assert {_known(path, left_out) for path in unseen} == left_out
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def new_job(**chosen: Any) -> Message:
+    """Its delay excludes a time, as does the span of its deadline; it does not wait for itself."""
+    job = filled(producer_pb2.NewJob())
+    for name in ("delay_ms", "run_at_us", "deadline_ms", "deadline_us", "depends_on"):
+        job.ClearField(name)
+    job.MergeFrom(producer_pb2.NewJob(depends_on=[_id(2).bytes], **chosen))
+    return job
+
+
+def schedule_spec(timing: schedules_pb2.Timing) -> Message:
+    spec = filled(schedules_pb2.ScheduleSpec())
+    spec.ClearField("timing")
+    spec.MergeFrom(schedules_pb2.ScheduleSpec(timing=timing, catch_up=schedules_pb2.CATCH_UP_ALL))
+    return spec
+
+
+def submission(job: Any) -> object:
+    return submission_of(job, tenant="acme", make_id=lambda: JobId(_id(3)))
+
+
+_DAY_MS = 86_400_000
+REQUESTS: Mapping[str, tuple[Message, Callable[[Any], object], set[str]]] = {
+    "job in a while": (new_job(delay_ms=_DAY_MS, deadline_ms=2 * _DAY_MS), submission, set()),
+    "job at a time": (
+        new_job(run_at_us=1_800_000_000_000_000, deadline_us=1_800_000_001_000_000),
+        submission,
+        set(),
+    ),
+    "schedule at a time": (schedule_spec(schedules_pb2.Timing(at_us=7)), schedule_codec.spec_of, set()),
+    "schedule on a grid": (
+        schedule_spec(schedules_pb2.Timing(every=schedules_pb2.Every(interval_ms=_DAY_MS, anchor_us=7))),
+        schedule_codec.spec_of,
+        set(),
+    ),
+    "schedule by a clock": (
+        schedule_spec(schedules_pb2.Timing(cron=schedules_pb2.Cron(expression="0 7 * * 1", zone="Europe/Zurich"))),
+        schedule_codec.spec_of,
+        set(),
+    ),
+    "settings of a topic": (filled(topics_pb2.TopicSettings()), topic_service.changes_of, set()),
+    "webhook": (filled(webhooks_pb2.WebhookSpec()), webhook_service.spec_of, set()),
+    "change of a webhook": (
+        filled(webhooks_pb2.UpdateWebhookRequest()),
+        webhook_service.changes_of,
+        {"id", "expected_version", "reason"},
+    ),
+    "operation": (filled(bulk_pb2.BulkPlan()), bulk_service._request, set()),
+    "failed attempt": (
+        jobs_pb2.Outcome(failed=jobs_pb2.Failed(type="E", message="m", traceback="t", permanent=True)),
+        worker_codec.outcome_of,
+        set(),
+    ),
+    "nack": (jobs_pb2.Outcome(nack=jobs_pb2.Nack(delay_ms=7, reason="r")), worker_codec.outcome_of, set()),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_each_field_of_a_request_is_seen_by_the_server(name: str) -> None:
+    whole, read, left_out = REQUESTS[name]
+    before = read(whole)
+
+    def differs(request: Message) -> bool:
+        try:
+            return read(request) != before
+        except HeadgateError:
+            return True
+
+    unseen = {path for path, request in without(whole) if not differs(request)}
+    assert {_known(path, left_out) for path in unseen} == left_out
+
+
+async def test_a_key_for_no_topic_is_not_one_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_service, "caller", Mock())
+    keys_of = Mock(create=AsyncMock(return_value=(made(KeyView, 1), "hg_k")))
+    service = key_service.KeyService(keys_of, Mock())
+    for request, topics_of in (
+        (keys_pb2.CreateKeyRequest(), None),
+        (keys_pb2.CreateKeyRequest(limited_to_topics=True), []),
+        (keys_pb2.CreateKeyRequest(topics=["mail"]), ["mail"]),
+    ):
+        await service.create_key(request, Mock())
+        assert keys_of.create.await_args.kwargs["topics"] == topics_of
+
+
+async def test_an_empty_payload_of_a_redrive_is_another_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_service, "caller", Mock())
+    admin = Mock(redrive=AsyncMock(return_value=[]))
+    service = admin_service.AdminService(admin, Mock(), Mock())
+    for request, payload in (
+        (admin_pb2.RedriveJobsRequest(), None),
+        (admin_pb2.RedriveJobsRequest(payload=b""), b""),
+    ):
+        await service.redrive_jobs(request, Mock())
+        assert admin.redrive.await_args.kwargs["payload"] == payload
