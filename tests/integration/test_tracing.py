@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import asyncpg
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -16,9 +18,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 from headgate import Headgate, Job, RetryPolicy
 from headgate.domain.errors import InvalidSetting
+from headgate.domain.headers import TRACE_LINK, TRACE_RELATION
 from headgate.ops.tracing import provider_of_environment
 from headgate.sdk.job import this_job
 from headgate.server import Server, ServerOptions
+from headgate.store.connect import Connection
 from tests.support.dispatch_waits import soon
 
 DELAY = timedelta(milliseconds=300)
@@ -143,3 +147,28 @@ def test_the_exporter_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "nowhere")
     with pytest.raises(InvalidSetting, match=r'no exporter "nowhere" is installed.*pip install'):
         provider_of_environment(instance="one", version="1.2")
+
+
+async def test_jobs_that_are_submitted_together_in_a_transaction_are_linked_to_one_span(
+    database: str, db: Connection
+) -> None:
+    spans = Spans()
+    hg = Headgate("127.0.0.1:1", tenant="acme")
+    hg.tracing(spans.provider)
+
+    @hg.job("mail")
+    def mail(to: str) -> None:
+        del to
+
+    connection = await asyncpg.connect(database)
+    try:
+        async with connection.transaction():
+            one = await mail.submit_in(connection, "ana")
+            many = await mail.submit_many_in(connection, [("bo",), ("cy",)])
+    finally:
+        await connection.close()
+    found = {row["id"]: json.loads(row["headers"]) for row in await db.fetch("SELECT id, headers FROM headgate.jobs")}
+    assert found[one.id].keys() == {"traceparent"}
+    assert [found[job.id].get(TRACE_RELATION) for job in many] == [TRACE_LINK] * 2
+    assert len({found[job.id]["traceparent"] for job in many}) == 1
+    assert len(spans.named("send mail")) == 2
