@@ -201,6 +201,9 @@ class FakeServer:
         self.beat_seconds = 20
         self.lost: worker_pb2.Held | None = None
         self.refuses: grpc.StatusCode | None = None
+        self.refusal: tuple[tuple[str, str], ...] = ()
+        """The trailers of refused streams."""
+        self.refused_at: list[float] = []
         self._server: grpc.aio.Server | None = None
 
     async def worker(self, number: int = 0) -> WorkerPeer:
@@ -257,10 +260,14 @@ class FakeServer:
             await self._server.stop(None)
             self._server = None
 
+    async def _refuse(self, stream: Any) -> None:
+        if self.refuses is not None:
+            self.refused_at.append(asyncio.get_running_loop().time())
+            await stream.abort(self.refuses, "the token is not known", self.refusal)
+
     async def _work(self, _requests: object, stream: Any) -> None:
         first = await stream.read()
-        if self.refuses is not None:
-            await stream.abort(self.refuses, "the token is not known")
+        await self._refuse(stream)
         peer = WorkerPeer(self)
         peer.token = _token(stream)
         peer.received.append(first)
@@ -280,8 +287,7 @@ class FakeServer:
 
     async def _produce(self, _requests: object, stream: Any) -> None:
         first = await stream.read()
-        if self.refuses is not None:
-            await stream.abort(self.refuses, "the token is not known")
+        await self._refuse(stream)
         peer = ProducerPeer(self)
         peer.token = _token(stream)
         peer.received.append(first)

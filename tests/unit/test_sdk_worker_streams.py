@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from headgate import Abandon, Headgate, Superseded, Unauthenticated
+from headgate.sdk.addresses import Rotation
 from headgate.sdk.io_thread import io_thread
 from headgate.sdk.worker.worker import _signals
 from headgate.wire import jobs_pb2, worker_pb2
@@ -397,6 +398,25 @@ async def test_a_worker_whose_token_stays_refused_ends(monkeypatch: pytest.Monke
         peer.end(grpc.StatusCode.UNAUTHENTICATED, "the token of ana is not valid any more", "token_revoked")
         with pytest.raises(Unauthenticated, match="HEADGATE_TOKEN"):
             await asyncio.wait_for(running, 60)
+
+
+async def test_a_worker_that_is_refused_by_a_rate_limit_comes_back_no_sooner_than_it_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Rotation, "move_on", lambda _: 0.0)
+    async with fake_server() as server:
+        app = Headgate(server.address)
+        app.register("t", Gate())
+        server.refuses = grpc.StatusCode.RESOURCE_EXHAUSTED
+        server.refusal = (("headgate-code", "rate_limited"), ("headgate-retry-after-ms", "700"))
+        worker = app.worker()
+        running = asyncio.create_task(worker.run())
+        await until(lambda: len(server.refused_at) > 1, "it was refused twice")
+        server.refuses = None
+        await server.worker()
+        worker.stop()
+        await running
+        assert server.refused_at[1] - server.refused_at[0] >= 0.7
 
 
 async def test_a_superseded_worker_ends() -> None:
