@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from headgate.dispatch.scans import ScanPace
+from headgate.domain.dependencies import Unique
 from headgate.domain.keyrange import KeyRanges
 from headgate.domain.states import State
 from headgate.store.connect import Connection
@@ -310,6 +311,21 @@ async def test_a_running_job_below_the_floor_is_reaped_after_a_scan_of_its_own(
     await stepped.scanner.run_once()
     assert (await stepped.ticker.run_once()).reaped == 1
     assert (await stepped.job(job)).state is State.RETRYING
+
+
+@pytest.mark.parametrize("choice", ["replace", "reschedule"])
+async def test_a_job_with_a_limit_key_that_is_put_to_a_time_long_past_is_promoted_by_the_next_tick(
+    stepped: Instance, clock: Clock, db: Connection, choice: str
+) -> None:
+    limits = {"max_running_per_key": 1}
+    await TopicStore(stepped.store).set_topic(stepped.tenant, "keyed", rules={}, limits=limits, actor="test", reason="")
+    for _ in range(4):
+        await one_more(stepped, clock)
+    queue = Queue(db)
+    words = {"limit_key": "k", "unique": Unique(key="u", on_conflict=choice)}
+    (job,) = await queue.add(1, "keyed", delay=timedelta(hours=1), **words)
+    await queue.submit(queue.job("keyed", run_at=clock.now - timedelta(days=1), **words))
+    assert await promoted(stepped) == {job}
 
 
 async def test_due_jobs_do_not_wait_for_a_scan(stepped: Instance, clock: Clock) -> None:

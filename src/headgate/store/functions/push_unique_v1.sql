@@ -35,6 +35,9 @@ BEGIN
                         WHEN v_run <= v_now THEN 0 /* pending */
                         WHEN v_job.state = 3 /* retrying */ AND modes_[i] = 2 THEN 3 /* retrying */
                         ELSE 2 /* scheduled */ END;
+        IF v_state IN (2, 3) /* scheduled, retrying */ THEN
+            v_run := greatest(v_run, v_now);      -- ticks look for due jobs from a floor on: a time long past lies below it
+        END IF;
         IF modes_[i] = 1 THEN
             DELETE FROM headgate.payloads p WHERE p.tenant_no = tenant_ AND p.id = ids_[i];
             IF octet_length(payloads_[i]) > 1024 THEN
