@@ -156,6 +156,7 @@ async def test_sessions_that_are_never_idle_find_it_too_within_a_few_ticks(stepp
     await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
     for _ in range(4):
         await stepped.ticker.run_once()
+        await stepped.ticker.run_once(sweep=False, running=False)  # a job fell due
         worker.ready(1)
         assert await stepped.claimer.run_once() == 1
     assert job in worker.session.held
@@ -245,6 +246,39 @@ async def test_slow_scans_of_topics_are_left_to_the_scanner_and_new_jobs_are_fou
     assert (await stepped.ticker.run_once()).pending
     await stepped.scanner.run_once()
     assert stepped.store.calls["scan_topics"] == 0, "the last one was slow: it is due much later"
+
+
+async def test_dead_rows_of_one_demand_are_enough_for_a_rest_after_a_slow_scan(
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans, "SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(scans, "_WIDE_US", 0)
+    stepped.scanner.topics = scans.ScanPace(every=0.0, share=1e-9)
+    await stepped.worker("idle", "side", slots=1)
+    await stepped.worker(slots=2)
+    for _ in range(2):
+        await stepped.submit(1)
+        assert await stepped.claimer.run_once() == 1
+    await stepped.ticker.run_once()
+    await stepped.scanner.run_once()
+    assert stepped.store.calls["scan_topics"] == 0
+
+
+async def test_a_scan_that_fails_rests_as_one_that_does_not(
+    stepped: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans, "SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(scans, "_WIDE_US", -1)
+    await stepped.worker(slots=1)
+    for kind, verb in (("topics", "scan_topics"), ("floors", "scan_below_floors")):
+        pace = scans.ScanPace(every=0.0, share=1e-9)
+        pace.apart = True
+        setattr(stepped.scanner, kind, pace)
+        stepped.store.before[verb] = failing_with(AWAY)
+        with pytest.raises(StoreUnavailable):
+            await stepped.scanner.run_once()
+        await stepped.scanner.run_once()
+        assert stepped.store.calls[verb] == 1
 
 
 async def test_a_job_below_the_mark_is_claimed_after_a_scan_apart_from_ticks(stepped: Instance, db: Connection) -> None:

@@ -11,16 +11,18 @@ import pytest
 
 from headgate.dispatch.scans import ScanPace
 from headgate.domain.dependencies import Unique
+from headgate.domain.errors import StoreUnavailable
 from headgate.domain.keyrange import KeyRanges
+from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import State
 from headgate.store.connect import Connection
 from headgate.store.new_ids import BEGINNING
 from headgate.store.tick import TickCalls, TickRow
 from headgate.store.topics import TopicStore
-from tests.support.dispatch_waits import ManualClock
+from tests.support.dispatch_waits import ManualClock, soon
 from tests.support.dispatching import Instance
 from tests.support.queue import Clock, Queue, stranger
-from tests.support.watched_store import Hold
+from tests.support.watched_store import Hold, failing_with
 
 SECOND = timedelta(seconds=1)
 ANSWERED = 10.0
@@ -265,11 +267,17 @@ async def test_a_look_below_the_floors_is_one_tick_although_a_transaction_stays_
     assert all(due > BEGINNING and running == floor for due, running in later), later
 
 
-async def below_the_floor(stepped: Instance, clock: Clock, db: Connection) -> UUID:
+async def below_the_floor(stepped: Instance, clock: Clock, db: Connection, *, retried: bool = False) -> UUID:
     """A job that is due, and that ticks do not find from their floor on."""
     for _ in range(4):
         await one_more(stepped, clock)
-    (job,) = await stepped.submit(1, delay=timedelta(hours=1))
+    if retried:
+        queue = Queue(db)
+        (job,) = await queue.add(1, "other")
+        await queue.claim(1, "other")
+        await queue.settle((job, 1, Failed(error=ErrorInfo(type="ValueError"))))
+    else:
+        (job,) = await stepped.submit(1, delay=timedelta(hours=1))
     await db.execute("UPDATE headgate.jobs SET run_at = run_at - interval '1 day' WHERE id = $1", job)
     assert await promoted(stepped) == set(), "the floor is above it"
     return job
@@ -283,10 +291,30 @@ async def test_a_job_that_lies_below_the_floor_is_promoted_by_the_next_tick_that
     assert await promoted(stepped) == {job}
 
 
-async def test_a_job_below_the_floor_is_promoted_by_the_tick_after_a_scan_of_its_own(
+async def test_a_job_below_the_floor_that_is_locked_when_a_tick_looks_there_is_promoted_by_the_tick_after(
+    database: str, stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    job = await below_the_floor(stepped, clock, db)
+    stepped.scanner.floors = new_pace()
+    async with stranger(database, "SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", job):
+        assert await promoted(stepped) == set()
+    assert await promoted(stepped) == {job}
+
+
+async def test_a_tick_that_looks_at_no_running_jobs_does_not_count_as_one_that_looks_below(
     stepped: Instance, clock: Clock, db: Connection
 ) -> None:
     job = await below_the_floor(stepped, clock, db)
+    stepped.scanner.floors = new_pace()
+    await stepped.ticker.run_once(sweep=False, running=False)
+    assert await promoted(stepped) == {job}
+
+
+@pytest.mark.parametrize("retried", [False, True])
+async def test_a_job_below_the_floor_is_promoted_by_the_tick_after_a_scan_of_its_own(
+    stepped: Instance, clock: Clock, db: Connection, retried: bool
+) -> None:
+    job = await below_the_floor(stepped, clock, db, retried=retried)
     stepped.scanner.floors = new_pace(apart=True)
     assert await promoted(stepped) == set(), "ticks would have to wait for the scan"
     assert stepped.store.calls["scan_below_floors"] == 0
@@ -294,8 +322,38 @@ async def test_a_job_below_the_floor_is_promoted_by_the_tick_after_a_scan_of_its
     assert await promoted(stepped) == {job}
 
 
-async def test_a_running_job_below_the_floor_is_reaped_after_a_scan_of_its_own(
+async def test_a_scan_that_finds_a_job_below_the_floor_brings_a_tick(
     stepped: Instance, clock: Clock, db: Connection
+) -> None:
+    job = await below_the_floor(stepped, clock, db)
+    stepped.scanner.floors = new_pace(apart=True)
+    ticks = stepped.ticker.ticks
+    stepped.start("ticks", stepped.ticker.run())
+    await soon(lambda: stepped.ticker.ticks > ticks, "a tick; the next one by the second is an hour away")
+    assert (await stepped.job(job)).state is State.SCHEDULED
+    await stepped.scanner.run_once()
+    await soon(lambda: stepped.ticker.ticks > ticks + 1, "another tick")
+    assert (await stepped.job(job)).state is State.PENDING
+
+
+async def test_after_a_scan_that_failed_others_are_made(
+    stepped: Instance, clock: Clock, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = await below_the_floor(stepped, clock, db)
+    stepped.store.before["scan_below_floors"] = failing_with(StoreUnavailable("the database is away"))
+    stepped.start("scans", stepped.scanner.run())
+    now = asyncio.get_running_loop().time
+    for _ in range(2):
+        pace = stepped.scanner.floors = new_pace(apart=True)
+        assert await promoted(stepped) == set()
+        await soon(lambda pace=pace: not pace.is_due(now(), apart=True), "a scan")
+    assert caplog.text.count("scan_failed error=the database is away") == 1
+    assert await promoted(stepped) == {job}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_running_job_below_the_floor_is_reaped_after_a_look_below(
+    stepped: Instance, clock: Clock, db: Connection, apart: bool
 ) -> None:
     (job,) = await stepped.submit(1)
     await stepped.worker("dead", slots=1)
@@ -307,7 +365,7 @@ async def test_a_running_job_below_the_floor_is_reaped_after_a_scan_of_its_own(
               SET claimed_at = claimed_at - interval '1 day', lease_until = lease_until - interval '1 day'"""
     )
     assert (await stepped.ticker.run_once()).reaped == 0, "the floor is above it"
-    stepped.scanner.floors = new_pace(apart=True)
+    stepped.scanner.floors = new_pace(apart=apart)
     await stepped.scanner.run_once()
     assert (await stepped.ticker.run_once()).reaped == 1
     assert (await stepped.job(job)).state is State.RETRYING
