@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from headgate.domain.errors import OutcomeUnknown, StoreBusy, StoreUnavailable
+from headgate.domain.ids import TenantName, TopicName
+from headgate.domain.jobs import Submission
+from headgate.domain.outcomes import Snooze
 from headgate.domain.states import State
 from headgate.domain.wakes import TopicReady, Wake
 from headgate.store import control
 from headgate.store.connect import Connection
-from tests.support.dispatch_waits import soon
+from tests.support.dispatch_waits import SOON, soon
 from tests.support.dispatch_workers import completing, slow, waiting_for
 from tests.support.dispatching import Instance
 from tests.support.queue import Clock
@@ -102,6 +105,35 @@ async def test_a_wake_that_comes_while_a_claim_is_in_flight_is_not_missed(one: I
     hold.release()
     await one.reach(1, State.COMPLETED)
     assert worker.tracker.times.total() == 1
+
+
+async def test_of_jobs_that_come_back_in_one_flush_the_first_that_is_due_brings_a_tick(one: Instance) -> None:
+    worker = await one.worker(slots=2)
+    await one.submit(2)
+    while len(worker.session.held) < 2:
+        await worker.take()
+    delays = timedelta(hours=1), timedelta(milliseconds=50)
+    held = [(job_id, entry[0]) for job_id, entry in worker.session.held.items()]
+    worker.settle(*((*one_of, Snooze(delay=delay)) for one_of, delay in zip(held, delays, strict=True)))
+    await one.reach(1, State.PENDING)
+
+
+@pytest.mark.parametrize("by", ["delay", "run_at"])
+async def test_of_jobs_in_one_submit_the_first_that_is_due_brings_a_tick(one: Instance, by: str) -> None:
+    now = datetime.now(UTC)
+    jobs = [
+        Submission(
+            tenant=TenantName(one.tenant),
+            topic=TopicName("mail"),
+            id=job_id,
+            payload=b"x",
+            new_id=True,
+            **{"delay": span} if by == "delay" else {"run_at": now + span},
+        )
+        for job_id, span in zip(one.ids.make(2), (timedelta(hours=1), timedelta(seconds=0.2)), strict=True)
+    ]
+    await asyncio.wait_for(one.submitter.submit(await one.store.fill(jobs), size=400), SOON.total_seconds())
+    await one.reach(1, State.PENDING)
 
 
 async def test_a_tick_that_fails_is_followed_by_the_next(database: str) -> None:
