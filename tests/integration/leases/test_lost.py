@@ -86,6 +86,9 @@ async def test_a_cancel_request_reaches_the_worker_by_the_tick_and_by_the_renewa
     stepped: Instance, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
     worker, (job,) = await holding(stepped)
+    for _ in range(3):
+        await stepped.ticker.run_once()
+    assert stepped.store.running_floor == clock.now, "ticks begin to look at this very attempt"
     await verbs.cancel(db, worker.session.tenant_no, [job], who="ana", reason="")
     await stepped.ticker.run_once()
     assert counted((await worker.hear()).cancel) == [(job, 1)]

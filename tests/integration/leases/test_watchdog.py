@@ -10,11 +10,12 @@ from pkgutil import iter_modules
 import pytest
 
 from headgate import dispatch
+from headgate.dispatch import ticker
 from headgate.domain.limits import REAP_AT_ONCE
 from headgate.domain.states import EventKind, State
-from headgate.store import leases
+from headgate.store import leases, tick
 from headgate.store.connect import Connection
-from tests.integration.leases.leasing import MINUTE
+from tests.integration.leases.leasing import MINUTE, holding
 from tests.support.dispatch_workers import completing
 from tests.support.dispatching import Instance
 from tests.support.queue import Clock, Queue
@@ -38,6 +39,17 @@ async def test_ten_thousand_expired_jobs_are_reaped_in_bounded_batches(
             reaped.append(count)
         assert reaped == [REAP_AT_ONCE] * 10
         assert await db.fetchval("SELECT count(*) FROM headgate.jobs WHERE state = 1") == 0
+
+
+async def test_of_more_expired_jobs_than_one_tick_reaps_none_waits_for_the_next_second(
+    stepped: Instance, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ticker, tick):
+        monkeypatch.setattr(module, "REAP_AT_ONCE", 2)
+    await holding(stepped, 6)
+    await clock.advance(seconds=61)
+    stepped.start("ticks", stepped.ticker.run())  # by the second they would be an hour apart
+    await stepped.reach(6, State.RETRYING)
 
 
 async def test_the_attempt_that_began_first_is_reaped_first(clock: Clock, db: Connection) -> None:
