@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from headgate.domain.errors import HeadgateError, InvalidInput, OutcomeUnknown, StoreError, StoreUnavailable
+from headgate.domain.errors import (
+    HeadgateError,
+    InvalidInput,
+    OutcomeUnknown,
+    QuotaExceeded,
+    StoreError,
+    StoreUnavailable,
+)
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.states import State
-from headgate.store import control, topics
+from headgate.domain.tenants import checked_quotas
+from headgate.store import control, tenants, topics
 from headgate.store.connect import Connection
 from tests.support.dispatch_waits import soon
 from tests.support.dispatch_workers import Worker
 from tests.support.dispatching import Instance
 from tests.support.epochs import claims
-from tests.support.queue import Queue
+from tests.support.queue import Queue, stranger
 from tests.support.watched_store import Hold, failing_with
 
 
@@ -86,6 +94,57 @@ async def test_the_best_job_is_taken_even_if_another_was_just_submitted(one: Ins
     assert list((await worker.take()).ids) == [late]
 
 
+async def test_a_job_whose_transaction_was_open_when_its_worker_looked_is_taken_before_a_new_one(
+    one: Instance, database: str, db: Connection
+) -> None:
+    await Queue(db).topic()
+    async with stranger(database) as session:
+        (older,) = await Queue(session).add()
+        (younger,) = await Queue(db).add()
+        worker = await waiting(one, slots=2)
+        assert list((await worker.take()).ids) == [younger]
+    await one.submit()
+    assert list((await worker.take()).ids) == [older]
+
+
+async def test_a_job_that_was_locked_when_its_worker_looked_is_taken_before_a_new_one(
+    one: Instance, database: str, db: Connection
+) -> None:
+    locked, free = await Queue(db).add(2)
+    async with stranger(database, "SELECT FROM headgate.jobs WHERE id = $1 FOR UPDATE", locked):
+        worker = await waiting(one, slots=2)
+        assert list((await worker.take()).ids) == [free]
+    await one.submit()
+    assert list((await worker.take()).ids) == [locked]
+
+
+async def test_what_its_call_does_not_claim_is_announced_to_other_instances(one: Instance, database: str) -> None:
+    async with Instance(database, name="two") as two:
+        one.start("announcements", one.wakes.run())
+        two.start("words", two.store.listen(two.wakes.follow))
+        other = await waiting(two, slots=1)
+        await soon(lambda: two.store._listener is not None and two.ticker.ticks, "it listens, and has ticked")
+        worker = await waiting(one, slots=1)
+        await one.ticker.run_once()
+        assert one.wakes.others == 1
+        first, second = await one.submit(2)
+        assert one.store.calls["submit_and_claim"] == 1
+        assert list((await worker.take()).ids) == [first]
+        assert list((await other.take()).ids) == [second]
+
+
+async def test_a_full_backlog_of_its_tenant_refuses_a_job_whose_worker_waits(one: Instance, db: Connection) -> None:
+    queue = Queue(db)
+    await queue.add(2, "other")
+    await waiting(one)
+    quotas = checked_quotas({"max_backlog": 2})
+    await tenants.set_quotas(db, await queue.tenant_no(), queue.tenant, quotas, actor="test", reason="")
+    job = Submission(tenant=queue.tenant, topic=TopicName("mail"), id=one.ids.make(1)[0], payload=b"x", new_id=True)
+    answers = await asyncio.wait_for(one.submitter.submit(await one.store.fill([job]), size=200), 60)
+    assert isinstance(answers[0].error, QuotaExceeded)
+    assert await one.states() == {State.PENDING: 2}
+
+
 async def test_more_than_its_credit_is_left_for_others(one: Instance) -> None:
     worker = await waiting(one, slots=2)
     ids = await one.submit(5)
@@ -94,13 +153,20 @@ async def test_more_than_its_credit_is_left_for_others(one: Instance) -> None:
     assert list((await other.take()).ids) == ids[2:]
 
 
-async def test_a_pause_that_this_instance_does_not_know_of_holds(one: Instance, db: Connection) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("what", ["everything", "tenant", "topic"])
+async def test_a_pause_that_this_instance_does_not_know_of_holds(
+    one: Instance, db: Connection, what: str, ends: bool
+) -> None:
     worker = await waiting(one)
-    await control.pause(db, reason="now")
+    (topic_no,) = await one.topic_nos("mail")
+    target = {"everything": (0, 0), "tenant": (worker.session.tenant_no, 0)}.get(what)
+    target = target or (worker.session.tenant_no, topic_no)
+    await control.pause(db, target, reason="now", until=datetime.now(UTC) + timedelta(hours=1) if ends else None)
     (job_id,) = await one.submit()
     assert (await one.job(job_id)).state is State.PENDING
     assert one.store.calls["submit_and_claim"] == 1
-    await control.resume(db)
+    await control.resume(db, target)
     one.demands.wake_all()
     assert list((await worker.take()).ids) == [job_id]
 
