@@ -12,7 +12,7 @@ import pytest
 
 from headgate.domain.outcomes import ErrorInfo, Failed
 from headgate.domain.states import Receipt, State
-from headgate.store import leases, topics
+from headgate.store import leases, topics, verbs
 from headgate.store.connect import Connection
 from tests.integration.test_priority import set_ageing
 from tests.support.dispatch_workers import failing
@@ -160,6 +160,15 @@ async def test_a_lapsed_last_attempt_is_submitted_and_a_retry_or_a_cancel_is_not
     assert json.loads(headers)["headgate-dead-job"] == str(last)
     assert json.loads(headers)["headgate-dead-error"].startswith("LeaseExpired: ")
     assert other
+
+
+async def test_a_cancelled_job_that_ends_beside_a_dead_one_is_not_submitted(queue: Queue) -> None:
+    dead, cancelled = await queue.add(2)
+    await queue.claim()
+    await verbs.cancel(queue.db, await queue.tenant_no(), [cancelled])
+    answers = await queue.settle((dead, 1, DEAD), (cancelled, 1, DEAD))
+    assert [answer.state for answer in answers] == [State.DEAD, State.CANCELLED]
+    assert [json.loads(headers)["headgate-dead-job"] for _, _, _, headers, *_ in await copies(queue)] == [str(dead)]
 
 
 async def test_topics_without_one_and_jobs_that_complete_are_not_touched(queue: Queue) -> None:
