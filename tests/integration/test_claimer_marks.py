@@ -281,6 +281,32 @@ async def test_a_scan_that_fails_rests_as_one_that_does_not(
         assert stepped.store.calls[verb] == 1
 
 
+async def test_where_scans_are_slow_ticks_look_from_the_marks_of_every_demand(stepped: Instance) -> None:
+    topics = "mail", "side"
+    for topic in topics:
+        await stepped.submit(1, topic)
+        await stepped.worker("", topic, slots=2)
+    assert await stepped.claimer.run_once() == 2
+    stepped.scanner.topics.apart = True
+    for topic in topics:
+        await stepped.submit(1, topic)
+    assert set((await stepped.ticker.run_once()).pending) == set(await stepped.topic_nos(*topics))
+
+
+async def test_where_scans_are_slow_ticks_find_urgent_jobs_of_an_ageing_topic_below_the_mark(
+    stepped: Instance, db: Connection
+) -> None:
+    await stepped.submit(1)
+    await db.execute("UPDATE headgate.topics SET ageing_step_us = 3600000000")
+    await stepped.store.names.refresh(db)
+    await stepped.worker(slots=2)
+    assert await stepped.claimer.run_once() == 1
+    stepped.scanner.topics.apart = True
+    assert not (await stepped.ticker.run_once()).pending
+    await stepped.submit(1, priority=10)
+    assert (await stepped.ticker.run_once()).pending
+
+
 async def test_a_job_below_the_mark_is_claimed_after_a_scan_apart_from_ticks(stepped: Instance, db: Connection) -> None:
     (job,), (epoch,) = await below_the_mark(stepped)
     worker = await stepped.worker(slots=1)

@@ -207,6 +207,19 @@ async def test_a_paused_topic_is_never_claimed_and_a_resume_wakes_all_demands(
 
 
 @pytest.mark.req("Z3", "Z20", "Z21")
+async def test_a_pause_that_ends_by_itself_is_followed_although_the_next_tick_is_an_hour_away(
+    one: Instance, db: Connection
+) -> None:
+    clock = await Clock.install(db)
+    await one.worker(slots=1, handler=completing())
+    await control.pause(db, reason="now", until=clock.now + timedelta(seconds=0.1))
+    one.times.soon()
+    await soon(lambda: one.gate.paused, "the pause is known here")
+    await one.submit()
+    await clock.advance(seconds=1)
+    await one.reach(1, State.COMPLETED)
+
+
 async def test_a_pause_lets_jobs_in_lets_running_ones_end_and_keeps_the_order(one: Instance, db: Connection) -> None:
     go = asyncio.Event()
     (before,) = await one.submit()

@@ -11,6 +11,7 @@ import pytest
 
 from headgate import dispatch
 from headgate.dispatch import ticker
+from headgate.domain.backoff import RetryPolicy
 from headgate.domain.limits import REAP_AT_ONCE
 from headgate.domain.states import EventKind, State
 from headgate.store import leases, tick
@@ -50,6 +51,17 @@ async def test_of_more_expired_jobs_than_one_tick_reaps_none_waits_for_the_next_
     await clock.advance(seconds=61)
     stepped.start("ticks", stepped.ticker.run())  # by the second they would be an hour apart
     await stepped.reach(6, State.RETRYING)
+
+
+async def test_the_retry_of_a_job_that_was_reaped_does_not_wait_for_the_next_second(
+    stepped: Instance, clock: Clock
+) -> None:
+    await holding(stepped, policy=RetryPolicy.fixed(timedelta(milliseconds=50)))
+    await clock.advance(seconds=61)
+    stepped.start("ticks", stepped.ticker.run())  # by the second they would be an hour apart
+    await stepped.reach(1, State.RETRYING)
+    await clock.advance(seconds=1)
+    await stepped.reach(1, State.PENDING)
 
 
 async def test_the_attempt_that_began_first_is_reaped_first(clock: Clock, db: Connection) -> None:
