@@ -307,12 +307,17 @@ async def test_where_scans_are_slow_ticks_find_urgent_jobs_of_an_ageing_topic_be
     assert (await stepped.ticker.run_once()).pending
 
 
-async def test_a_job_below_the_mark_is_claimed_after_a_scan_apart_from_ticks(stepped: Instance, db: Connection) -> None:
+@pytest.mark.parametrize("noted", [True, False])
+async def test_a_job_below_the_mark_is_claimed_after_a_scan_apart_from_ticks(
+    stepped: Instance, db: Connection, noted: bool
+) -> None:
     (job,), (epoch,) = await below_the_mark(stepped)
     worker = await stepped.worker(slots=1)
     assert await stepped.claimer.run_once() == 0
-    # As another instance whose notification is lost.
-    assert (await Queue(db).settle((job, epoch, Abandon())))[0].state is State.PENDING
+    if noted:  # as another instance whose notification is lost
+        assert (await Queue(db).settle((job, epoch, Abandon())))[0].state is State.PENDING
+    else:  # manually
+        await db.execute("UPDATE headgate.jobs SET state = 0, owner = NULL, lease_until = NULL WHERE id = $1", job)
     stepped.scanner.topics.apart = True
     assert not (await stepped.ticker.run_once()).pending, "a tick looks from the mark on"
     assert await stepped.claimer.run_once() == 0

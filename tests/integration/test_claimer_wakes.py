@@ -20,7 +20,7 @@ from headgate.store.connect import Connection
 from tests.support.dispatch_waits import SOON, soon
 from tests.support.dispatch_workers import completing, slow, waiting_for
 from tests.support.dispatching import Instance
-from tests.support.queue import Clock
+from tests.support.queue import Clock, Queue
 from tests.support.watched_store import Hold, failing_with
 
 AWAY = StoreUnavailable("the database is away")
@@ -134,6 +134,16 @@ async def test_of_jobs_in_one_submit_the_first_that_is_due_brings_a_tick(one: In
     ]
     await asyncio.wait_for(one.submitter.submit(await one.store.fill(jobs), size=400), SOON.total_seconds())
     await one.reach(1, State.PENDING)
+
+
+async def test_of_jobs_that_wait_when_an_instance_starts_the_first_that_is_due_brings_a_tick(
+    database: str, db: Connection
+) -> None:
+    queue = Queue(db)
+    for seconds in (3_600, 0.3, 7_200):
+        await queue.add(delay=timedelta(seconds=seconds))
+    async with Instance(database) as one:
+        await one.reach(1, State.PENDING)
 
 
 async def test_a_tick_that_fails_is_followed_by_the_next(database: str) -> None:
