@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -62,6 +63,7 @@ def refusal(text: str) -> str:
 def test_a_payload_comes_back_byte_for_byte() -> None:
     for payload in (
         JOB.payload,
+        b"null",
         b'{"a":\n1}',
         b'{"a":\r1}',
         b"\xff\x00",
@@ -70,7 +72,9 @@ def test_a_payload_comes_back_byte_for_byte() -> None:
         b'"\\u00e9"',
         b"not json",
     ):
-        (line,) = read(replace(JOB, payload=payload).line(Redaction()) + "\n")
+        text = replace(JOB, payload=payload).line(Redaction())
+        assert text.splitlines() == [text], "one line, whatever reads it"
+        (line,) = read(text + "\n")
         assert job_import._payload(line) == payload
         assert (line.id, line.topic, line.priority, line.max_attempts) == (ID, "mail", 5, 8)
 
@@ -79,6 +83,20 @@ def test_the_time_at_which_a_job_is_due_is_part_of_jobs_that_wait_for_it() -> No
     assert "run_at" not in json.loads(JOB.line(None))
     for state in ("scheduled", "retrying", "blocked"):
         assert json.loads(replace(JOB, state=state).line(None))["run_at"] == "2026-11-18T12:00:00Z"
+
+
+def test_what_became_of_a_job_is_in_its_line() -> None:
+    ended = replace(JOB, state="dead", attempt=3, finished_at=NOON, last_error="E: it broke", result=b"[1]")
+    line = json.loads(ended.line(Redaction()))
+    assert {name: line[name] for name in ("state", "attempt", "created_at", "finished_at", "last_error", "result")} == {
+        "state": "dead",
+        "attempt": 3,
+        "created_at": "2026-11-18T12:00:00Z",
+        "finished_at": "2026-11-18T12:00:00Z",
+        "last_error": "E: it broke",
+        "result": [1],
+    }
+    assert not {"attempt", "finished_at", "last_error", "result"} & json.loads(JOB.line(None)).keys()
 
 
 def test_secrets_are_masked_and_named_unless_asked_otherwise() -> None:
@@ -235,3 +253,57 @@ async def test_all_that_a_line_says_of_a_submit_is_passed_on() -> None:
             "depends_on": [UUID(int=1)],
         }
     ]
+
+
+async def test_a_priority_of_0_is_passed_on_and_what_a_line_does_not_say_is_left_to_the_topic() -> None:
+    """The topic may have another default, or another one by now."""
+    lines, server = read(replace(JOB, priority=0).line(None) + '\n{"topic":"a"}'), Server(answers=[True, True])
+    await job_import._submit(server, "jobs", list(enumerate(lines)), job_import.Imported(), dry_run=False)
+    assert server.submitted[0]["priority"] == 0
+    assert server.submitted[1] == {"topic": "a", "payload": b""}
+
+
+@pytest.mark.parametrize(
+    ("answers", "done"), [([True], "1 imported"), ([False], "0 imported, 1 existed already"), ([], "")]
+)
+def test_an_import_that_stops_says_what_it_has_done_before(
+    answers: list[bool], done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(answers=[*answers, InvalidInput("tags", "are wrong")])
+    monkeypatch.setattr(job_import, "with_client", lambda _, use: asyncio.run(use(server)))
+    file = tmp_path / "jobs.ndjson"
+    file.write_text('{"topic":"a"}\n' * len(server.answers))
+    assert main(["import", str(file)]) == 2
+    _, *notes = capsys.readouterr().err.splitlines()
+    assert notes == ([f"error: {done} before that; importing the file again is safe"] if done else [])
+
+
+class Exporting(Server):
+    """Has these dead jobs; one below 0 is removed before it is read."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    async def jobs_matching(self, _filter: str, *, oldest_first: bool) -> AsyncIterator[object]:
+        for number in self._numbers:
+            yield SimpleNamespace(id=number)
+
+    async def get(self, job_id: int, *, payload: bool, result: bool) -> object:
+        if job_id < 0:
+            raise NotFound("job", str(job_id))
+        ended = replace(JOB, id=UUID(int=job_id), state="dead", attempt=8, finished_at=NOON, last_error="E: no")
+        return SimpleNamespace(parents=(), raw_result=b"[1]", **{name: getattr(ended, name) for name in EXPORTED})
+
+
+def test_an_export_has_what_became_of_each_job_and_continues_behind_one_that_was_removed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(export, "with_client", lambda _, use: asyncio.run(use(Exporting(1, -2, 3))))
+    assert main(["export"]) == 0
+    printed = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.out.splitlines()]
+    assert [(one["id"], one["attempt"], one["last_error"], one["result"]) for one in lines] == [
+        (str(UUID(int=number)), 8, "E: no", [1]) for number in (1, 3)
+    ]
+    assert printed.err == "2 jobs exported\n"
