@@ -10,7 +10,7 @@ import pytest
 
 from headgate.api.http.routes.job_logs import LogLineIn, attempts_of
 from headgate.dispatch.delivery import ControlFrame
-from headgate.dispatch.job_logs import MOST_LINES, LogWriter
+from headgate.dispatch.job_logs import MOST_BYTES, MOST_LINES, LogWriter
 from headgate.dispatch.session_rules import Hello, OutcomeFrame
 from headgate.dispatch.worker_calls import WorkerCalls
 from headgate.domain import limits
@@ -86,9 +86,11 @@ async def test_a_stale_worker_adds_nothing_to_the_attempt_of_its_successor(queue
     assert present > stale
     await add(queue, job_id, present, line(1, "the successor"))
     await add(queue, job_id, stale, line(1, "the stale one"), attempt=1)
-    assert [(one.epoch, one.text) for one in await read(queue, job_id)] == [
-        (stale, "the stale one"),
-        (present, "the successor"),
+    await add(queue, job_id, stale, line(2, "without its attempt"))
+    assert [(one.epoch, one.attempt, one.text) for one in await read(queue, job_id)] == [
+        (stale, 1, "the stale one"),
+        (stale, 0, "without its attempt"),
+        (present, 1, "the successor"),
     ]
 
 
@@ -140,6 +142,16 @@ async def test_finished_jobs_are_locked_in_the_order_of_their_ids(queue: Queue, 
             # It waits for the first, and has not locked the last one yet.
             await other.fetch("SELECT FROM headgate.archive WHERE id = $1 FOR UPDATE NOWAIT", last)
         assert await adding == 2
+
+
+async def test_lines_of_a_finished_job_are_taken_for_fifty_minutes(queue: Queue, clock: Clock) -> None:
+    """Its lines are removed with it if they were stored within an hour; servers may have clocks of their own."""
+    job_id, epoch = await running(queue)
+    await queue.settle((job_id, epoch, DIES))
+    await clock.advance(minutes=49)
+    assert await add(queue, job_id, epoch, line(1)) == 1
+    await clock.advance(minutes=2)
+    assert await add(queue, job_id, epoch, line(2)) == 0
 
 
 @pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
@@ -198,6 +210,19 @@ async def test_the_bound_is_of_each_attempt(queue: Queue) -> None:
     await add(queue, job_id, second, *(line(seq) for seq in range(1, 301)))
     found = await read(queue, job_id)
     assert [sum(one.epoch == epoch for one in found) for epoch in (first, second)] == [200, 200]
+
+
+async def test_the_newest_lines_of_one_attempt_are_read_without_those_of_later_ones(queue: Queue) -> None:
+    job_id, first = await running(queue)
+    await add(queue, job_id, first, *(line(seq) for seq in range(1, 6)), attempt=1)
+    await queue.settle((job_id, first, Abandon()))
+    (second,) = (await queue.claim()).epochs
+    await add(queue, job_id, second, line(1), line(2), attempt=2)
+    tenant_no = await queue.tenant_no()
+    since = (await reads.get(queue.db, tenant_no, job_id)).created_at
+    for attempt, limit, expected in ((1, 3, [3, 4, 5]), (1, 9, [1, 2, 3, 4, 5]), (2, 1, [2])):
+        page = await read_newest_lines(queue.db, tenant_no, job_id, since=since, attempt=attempt, limit=limit)
+        assert ([one.seq for one in page.lines], page.more) == (expected, limit < 9)
 
 
 async def test_what_cannot_be_stored_as_text_is_replaced(queue: Queue) -> None:
@@ -399,13 +424,28 @@ async def test_what_does_not_fit_is_dropped_and_counted_and_others_are_written(
     assert dropped == ["job_logs_dropped tenant=1 lines=7", "job_logs_dropped tenant=3 lines=2"]
 
 
+async def test_of_a_tenant_whose_lines_cannot_be_written_all_that_wait_are_dropped_and_counted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = LogWriter(Rows(failing=1, error=StoreBusy("in a deadlock")))
+    for _ in range(1_500):
+        writer.note(1, AttemptLines(new_id(), 1, 1, [line(1)]))
+    assert await writer.run_once() == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "job_logs_failed tenant=1 error=in a deadlock",
+        "job_logs_dropped tenant=1 lines=1500",
+    ]
+
+
 async def test_a_database_that_is_down_is_one_line_in_the_log_for_all_tenants(caplog: pytest.LogCaptureFixture) -> None:
     rows = Rows(failing=2, error=StoreUnavailable("gone"))
     writer = LogWriter(rows)
     for tenant_no in (1, 2, 3, 4):
         writer.note(tenant_no, AttemptLines(new_id(), 1, 1, [line(1), line(2)]))
+    writer.note(4, AttemptLines(new_id(), 1, 1, [line(seq) for seq in range(1, MOST_LINES + 1)]))  # does not fit
     await writer.try_once()
-    assert [record.getMessage() for record in caplog.records] == ["job_logs_failed error=6 lines were dropped: gone"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == f"job_logs_failed error={6 + MOST_LINES} lines were dropped: gone"
     assert rows.calls == [(1, 2)]  # and the others are not tried
 
 
@@ -416,3 +456,23 @@ async def test_one_attempt_cannot_fill_the_buffer() -> None:
     for first in range(1, 100_001, 200):
         writer.note(1, AttemptLines(job_id, 1, 1, [line(seq) for seq in range(first, first + 200)]))
     assert await writer.run_once() == 200
+
+
+async def test_of_large_lines_of_a_tenant_no_more_bytes_wait_than_the_bound() -> None:
+    rows = Rows()
+    writer = LogWriter(rows)
+    fit = MOST_BYTES // 4_096
+    for _ in range(fit + 9):
+        writer.note(1, AttemptLines(new_id(), 1, 1, [line(1, "x" * 4_096)]))
+    writer.note(2, AttemptLines(new_id(), 1, 1, [line(1)]))
+    assert await writer.run_once() == fit + 1
+
+
+async def test_lines_that_came_before_a_stop_are_written() -> None:
+    rows = Rows()
+    writer = LogWriter(rows)
+    writer.note(1, AttemptLines(new_id(), 1, 1, [line(1)]))
+    writer.stop()
+    async with asyncio.timeout(SOON.total_seconds()):
+        await writer.run()
+    assert rows.calls == [(1, 1)]

@@ -79,9 +79,16 @@ def test_a_structlog_processor_passes_events_on(said: Said) -> None:
     assert structlog_lines(None, "info", event) is event
     structlog_lines(None, "debug", {"event": "quiet"})
     structlog_lines(None, "exception", {"event": "broken", "logger": "app", "exception": "Traceback …\nE: x"})
+    structlog_lines(None, "warn", {"event": "careful"})
+    structlog_lines(None, "msg", {"event": "said"})
     current_job.set(None)  # type: ignore[arg-type]
     structlog_lines(None, "error", {"event": "outside"})
-    assert said == [(20, "structlog", "sent to=ana token=••• size=3"), (40, "app", "broken\nTraceback …\nE: x")]
+    assert said == [
+        (20, "structlog", "sent to=ana token=••• size=3"),
+        (40, "app", "broken\nTraceback …\nE: x"),
+        (30, "structlog", "careful"),
+        (20, "structlog", "said"),
+    ]
 
 
 def test_fields_of_structlog_are_masked_by_their_names_and_quoted(said: Said) -> None:

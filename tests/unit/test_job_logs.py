@@ -204,6 +204,19 @@ def test_lines_of_a_job_that_was_lost_are_not_sent() -> None:
     assert not driver.protocol.logs.attempts.keys() - {other}
 
 
+def test_lines_of_a_job_that_was_lost_leave_their_room_to_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_logs, "MOST_BYTES", 2_000)
+    driver = Driver(make_protocol())
+    job, other = started(driver, 2)
+    say(driver, job, "x" * 2_000)
+    driver.receive(lost=held(job))
+    driver.pass_time(1)
+    driver.send()
+    say(driver, other, "mine")
+    driver.pass_time(1)
+    assert texts(driver.send()) == [["mine"]]
+
+
 def test_a_job_that_is_delivered_again_does_not_get_the_lines_of_its_first_run() -> None:
     driver = Driver(make_protocol())
     (job,) = started(driver)
@@ -244,6 +257,15 @@ def test_more_than_a_frame_carries_follows_in_the_next_ones() -> None:
     assert len(frames) == 3
     assert max(frame.ByteSize() for frame in frames) < 1_100_000
     assert sum(len(frame.logs) for frame in frames) == 40
+
+
+def test_a_frame_carries_no_more_lines_than_the_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_logs, "FRAME_LINES", 100)
+    driver = Driver(make_protocol())
+    for job in started(driver, 4):
+        say(driver, job, *["x"] * 60)
+    driver.pass_time(1)
+    assert [[len(one) for one in texts([frame])] for frame in driver.send()] == [[60, 60], [60, 60]]
 
 
 def test_last_lines_of_more_jobs_than_a_frame_carries_follow_at_once() -> None:
