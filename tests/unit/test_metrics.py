@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +31,13 @@ STATE = QueueState(
     },
     oldest_due_seconds={("a", "mail"): 1.5, ("b", "mail"): 7.5, ("c", "mail"): 0.5},
     tables={"jobs": TableRows(live=10, dead=2)},
+    oldest_transaction_seconds=11.5,
     xmin_age=12,
+    retention_days_waiting=13,
+    retention_lag_seconds=14.5,
     instances=2,
+    webhooks_pending=15,
+    webhooks_oldest_due_seconds=16.5,
 )
 
 
@@ -43,6 +48,7 @@ class Source:
         self.tallies = Tallies(label_of={1: ("a", "mail"), 2: ("a", 'odd "name"\n\\'), 3: ("b", "mail")}.get)
         self.reads: list[tuple[list[str], int]] = []
         self.error: Exception | None = None
+        self.on_read: Callable[[], object] = lambda: None
         lane = SimpleNamespace(seconds=Histogram(STATEMENT_SECONDS), waits=1, connects=2, is_open=True, in_use=False)
         writer = SimpleNamespace(sizes=Histogram(ROWS), rows_refused=3, waiting_rows=4)
         self.sources = Sources(
@@ -64,6 +70,7 @@ class Source:
 
     async def read(self, topics: Sequence[str], topics_max: int) -> QueueState:
         self.reads.append((list(topics), topics_max))
+        self.on_read()
         if self.error is not None:
             raise self.error
         return STATE
@@ -105,6 +112,41 @@ async def test_all_values_of_a_process_are_shown_with_its_number() -> None:
     assert found["headgate_worker_credit"][key(process="3")] == 7
     assert found["process_resident_memory_bytes"][key(process="3")] > 1_000_000
     assert "version" in dict(next(iter(found["headgate_build_info"])))
+
+
+async def test_each_value_is_shown_under_its_own_name() -> None:
+    found = values((await Metrics(Source().sources).page(""))[0])
+    for labels, expected in (
+        (
+            {"process": "1"},
+            {"login_failures_total": 9, "worker_sessions": 6, "worker_credit": 7, "jobs_held": 8},
+        ),
+        (
+            {"process": "1", "lane": "submit"},
+            {
+                "flush_waiting_rows": 4,
+                "flush_refused_rows_total": 3,
+                "database_waits_total": 1,
+                "database_connects_total": 2,
+                "database_connection_open": 1,
+                "database_connection_busy": 0,
+            },
+        ),
+        (
+            {},
+            {
+                "database_oldest_transaction_seconds": 11.5,
+                "database_xmin_age": 12,
+                "retention_days_waiting": 13,
+                "retention_lag_seconds": 14.5,
+                "instances": 2,
+                "webhook_deliveries_pending": 15,
+                "webhook_oldest_due_seconds": 16.5,
+            },
+        ),
+        ({"table": "jobs"}, {"table_dead_rows": 2, "table_live_rows": 10}),
+    ):
+        assert {name: found[f"headgate_{name}"][key(**labels)] for name in expected} == expected
 
 
 async def test_times_that_jobs_wait_and_run_are_shown_in_seconds() -> None:
@@ -150,6 +192,8 @@ async def test_a_tenant_sees_its_own_topics_only() -> None:
         == 4
     )
     assert found["headgate_queue_oldest_due_seconds"] == {key(topic="mail"): 7.5}
+    # A state without jobs is shown: without a sample, dashboards keep the last one for some minutes.
+    assert found["headgate_queue_jobs"][key(topic="mail", state="dead")] == 0
 
 
 async def test_the_database_is_read_rarely_and_for_longer_apart_if_that_is_slow() -> None:
@@ -160,21 +204,29 @@ async def test_the_database_is_read_rarely_and_for_longer_apart_if_that_is_slow(
         await metrics.page("")
     assert source.reads == [(["mail"], 100)]
     clock.advance(READING_SECONDS)
+    source.on_read = lambda: clock.advance(1)
     await metrics.page("")
     assert len(source.reads) == 2
+    clock.advance(49)
+    await metrics.page("")
+    assert len(source.reads) == 2, "a reading of a second is kept for 50"
+    clock.advance(1)
+    await metrics.page("")
+    assert len(source.reads) == 3
 
 
-async def test_a_database_that_is_away_is_shown_and_the_last_values_stay() -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), TimeoutError()], ids=["away", "slow"])
+async def test_a_database_that_is_away_is_shown_and_the_last_values_stay(error: Exception) -> None:
     source, clock = Source(), ManualClock()
     metrics = Metrics(source.sources, now=clock)
-    source.error = StoreUnavailable("away")
+    source.error = error
     found = values((await metrics.page(""))[0])
     assert found["headgate_database_up"] == {key(): 0}
     assert "headgate_queue_jobs" not in found, "nothing is known, which is not the same as none"
     source.error = None
     clock.advance(READING_SECONDS)
     await metrics.page("")
-    source.error = StoreUnavailable("away")
+    source.error = error
     clock.advance(READING_SECONDS)
     found = values((await metrics.page(""))[0])
     assert found["headgate_database_up"] == {key(): 0}
