@@ -40,7 +40,8 @@ if start["how"] == "short-lived":
     while not os.path.exists(start["notes"] + ".die"):
         time.sleep(0.01)
     sys.exit(3)
-send(type="sessions", count=start["sessions"])
+if start["sessions"]:
+    send(type="sessions", count=start["sessions"])
 for line in sys.stdin:
     note(line.strip())
 """
@@ -53,10 +54,13 @@ class Supervised:
         script = folder / "child.py"
         script.write_text(CHILD)
         self.notes, self.how, self.stop = folder / "notes", how, asyncio.Event()
+        self.sessions, self.next_of_first = sessions, list[str]()
+        """Of the first one: the sessions it reports, and how it misbehaves when it is started the next times."""
 
         def start_message(number: int) -> dict[str, object]:
-            many = sessions if number == 1 else 0
-            return {"number": number, "how": self.how, "notes": str(self.notes), "sessions": many}
+            many = self.sessions if number == 1 else 0
+            how = self.next_of_first.pop(0) if number == 1 and self.next_of_first else self.how
+            return {"number": number, "how": how, "notes": str(self.notes), "sessions": many}
 
         self.supervisor = ProcessSupervisor([command, str(script)], start_message, number=3, grace=0)
 
@@ -82,7 +86,7 @@ async def started(supervised: Supervised) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         supervised.stop.set()
         await running
-        await supervised.supervisor.stop()
+        assert await supervised.supervisor.stop(), "none had to be killed"
         for _, pid in supervised.noted("begun"):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -156,3 +160,58 @@ async def test_a_process_with_all_the_sessions_is_asked_to_move_some(
 
         await until_async(asked, "the first one is asked")
     assert {number for number, _ in supervised.noted('{"type": "move_sessions", "count": 20}')} == {1}
+
+
+def kill_first(supervised: Supervised) -> None:
+    os.kill([pid for number, pid in supervised.noted("begun") if number == 1][-1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("delay", [0.01, 600.0], ids=["started-again", "dead"])
+async def test_sessions_of_a_process_that_has_died_are_not_moved_any_more(
+    delay: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", delay)
+    caplog.set_level(logging.INFO)
+    supervised = Supervised(tmp_path, "well", sessions=30)
+    async with started(supervised):
+
+        async def asked() -> bool:
+            supervised.supervisor._balance()
+            return "sessions_moved process=1 count=20 of=30" in caplog.text
+
+        await until_async(asked, "its sessions are known")
+        supervised.sessions = 0
+        kill_first(supervised)
+
+        async def is_over() -> bool:
+            return "process_ended process=1" in caplog.text and (delay > 1 or len(supervised.noted("ready")) == 4)
+
+        await until_async(is_over, "it is dead, or there again")
+        caplog.clear()
+        supervised.supervisor._balance()
+        assert "sessions_moved" not in caplog.text
+
+
+async def test_the_reason_of_a_failed_start_is_not_that_of_a_later_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
+    supervised = Supervised(tmp_path, "well")
+    async with started(supervised):
+        supervised.next_of_first = ["refuses"]
+        for starts in (5, 6):  # three at first; one that refuses and one that does not; one more
+            kill_first(supervised)
+            await supervised.begun(starts)
+    ends = re.findall(r"process_ended process=1 exit=(\S+) restart_in=\S+ error=(.*)", caplog.text)
+    assert ends == [("-9", "none"), ("78", "it is raining"), ("-9", "none")]
+
+
+async def test_a_stop_that_comes_while_a_process_is_being_started_ends_it(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path, "well")
+    parent = supervised.supervisor
+    parent._stopping.set()
+    try:
+        async with asyncio.timeout(30):
+            assert await parent._run_child(parent._children[0]) == -signal.SIGTERM
+    finally:
+        parent.kill()
