@@ -81,6 +81,15 @@ def test_a_certificate_is_judged_by_its_dates(certificate: tuple[Path, Path], at
     assert check_certificate(*certificate, now=lambda: at).level is expected
 
 
+def test_a_chain_is_as_valid_as_the_certificate_that_ends_first(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    made = trustme.CA().issue_cert("between", not_before=NOON + timedelta(days=1), not_after=NOON + timedelta(days=30))
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(certificate[0].read_bytes() + made.cert_chain_pems[0].bytes())
+    for days, expected in ((0, Level.FAIL), (1, Level.OK), (29, Level.WARN), (30, Level.FAIL)):
+        found = check_certificate(chain, certificate[1], now=lambda days=days: NOON + timedelta(days=days))
+        assert found.level is expected, days
+
+
 def test_a_certificate_with_another_key_fails(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(tmp_path / "key.pem")
     found = check_certificate(certificate[0], tmp_path / "key.pem", now=utc_now)
@@ -112,6 +121,11 @@ def test_a_disk_that_is_nearly_full_is_found(free: float, expected: Level, tmp_p
     total = 100 << 30
     found = check_disk(tmp_path, size="1GiB", usage=lambda _: Usage(total, 0, int(total * free)))
     assert found.level is expected
+    for gib, free_gib, level in ((5, 1.9, Level.WARN), (5, 2, Level.OK), (1_000, 19.9, Level.FAIL)):
+        of_size = Usage(gib << 30, 0, int(free_gib * (1 << 30)))
+        assert check_disk(tmp_path, size="1GiB", usage=lambda _, usage=of_size: usage).level is level
+    much = Usage(1_000 << 30, 0, 100 << 30)  # a tenth, and enough
+    assert check_disk(tmp_path, size="1GiB", usage=lambda _: much).level is Level.OK
     assert check_disk(tmp_path, size="1GiB").level is not Level.SKIP  # the real disk
     assert check_disk(tmp_path / "missing", size="1GiB").level is Level.SKIP
     assert check_disk(None, size="1GiB").level is Level.SKIP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import logging
 import re
@@ -16,6 +17,7 @@ import pytest
 from headgate.cli.client_warnings import sentence
 from headgate.domain.log_fields import REQUEST_ID, VALUE_MAX_CHARS, quoted
 from headgate.domain.log_redaction import MaskSecrets
+from headgate.domain.redaction import Redaction
 from headgate.ops import logs
 from headgate.ops.logs import FORMAT, JsonFormatter, LineFormatter
 from headgate.sdk.log_quoting import LOGGERS
@@ -219,6 +221,8 @@ def test_json_has_the_traceback_in_the_same_line() -> None:
     found = json.loads(JsonFormatter(process=2).format(record))
     assert found["traceback"].endswith("ValueError: bad\nline")
     assert (found["process"], found["level"]) == (2, "ERROR")
+    record.stack_info = "Stack (most recent call last):\n  File …"
+    assert json.loads(JsonFormatter().format(record))["stack"] == record.stack_info
     made = logging.LogRecord("headgate.worker", logging.ERROR, "", 0, "job_dead", (), None)
     made.exc_text = "Traceback of a handler"
     assert json.loads(JsonFormatter().format(made))["traceback"] == "Traceback of a handler"
@@ -237,6 +241,16 @@ def test_the_format_is_chosen_once_for_all_loggers(
     assert isinstance(made[0].formatter, kind)
     assert [type(one) for one in made[0].filters] == [logging.Filter, MaskSecrets]
     assert logging.getLogger("grpc").level == logging.INFO  # its own DEBUG lines are about its event loops
+
+
+def test_names_that_an_operator_adds_are_masked_in_the_lines_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[logging.StreamHandler[io.StringIO]] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda *, handlers, level: made.extend(handlers))
+    monkeypatch.setattr(logging.getLogger("grpc"), "level", logging.NOTSET)
+    logs.configure("INFO", redaction=Redaction.of(["pin"]))
+    made[0].setStream(written := io.StringIO())
+    made[0].handle(logging.LogRecord("headgate.x", logging.INFO, "", 0, "failed error=%s", ("pin=12 token=a",), None))
+    assert written.getvalue().endswith('failed error="pin=••• token=•••"\n')
 
 
 def test_only_one_place_says_how_lines_are_written() -> None:

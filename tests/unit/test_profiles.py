@@ -55,6 +55,21 @@ def test_the_file_is_private_from_its_first_byte_and_is_read_as_written(file: Pa
     assert [path.name for path in file.parent.iterdir()] == ["profiles.toml"]
 
 
+def test_what_a_killed_command_has_left_does_not_prevent_the_next_one(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    (file.parent / f"{file.name}.{os.getpid()}").write_text("half a file of a process that had this id")
+    write_profiles(file, Profiles().saved("prod", PROD))
+    assert read_profiles(file).profiles == {"prod": PROD}
+    assert [path.name for path in file.parent.iterdir()] == ["profiles.toml"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="is about the folders of other systems")
+def test_a_folder_of_the_configuration_counts_if_it_is_absolute() -> None:
+    environ = {"HOME": "/home/ana", "XDG_CONFIG_HOME": "config"}
+    assert profiles_file(environ) == Path("/home/ana/.config/headgate/profiles.toml")
+    assert profiles_file(environ | {"XDG_CONFIG_HOME": "/etc/ana"}) == Path("/etc/ana/headgate/profiles.toml")
+
+
 def test_a_file_that_others_can_read_is_refused(file: Path) -> None:
     write_profiles(file, Profiles().saved("prod", PROD))
     file.chmod(0o644)

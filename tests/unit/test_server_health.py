@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headgate.ops import drain_log, loop_lag
+from headgate.ops import drain_log, loop_lag, readiness
 from headgate.ops.files import CONNECTIONS_MAX, CONNECTIONS_MIN, RESERVED, connections_allowed
 from headgate.ops.loop_lag import LoopLag
 from headgate.ops.readiness import UNREADY_SECONDS, Readiness
@@ -74,6 +74,24 @@ def test_an_instance_that_drains_does_not_become_ready_again() -> None:
     one.health.ready = False  # the drain has said so
     one.ticks.ticks += 1
     assert not one.after(0.2)
+
+
+async def test_the_time_before_an_instance_runs_is_none_without_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was built, and then migrated or waited for the other processes of its port."""
+    monkeypatch.setattr(readiness, "_LOOK_SECONDS", 0.001)
+    now, health, looked = 100.0, Health(), asyncio.Event()
+
+    def failing() -> str:
+        looked.set()
+        return ""
+
+    watch = Readiness(health, SimpleNamespace(ticks=0, error=""), tick_seconds=TICK, failing=failing, now=lambda: now)
+    now += 600
+    running = asyncio.create_task(watch.run())
+    await asyncio.wait_for(looked.wait(), 30)
+    watch.stop()
+    await running
+    assert health.ready
 
 
 async def test_the_lag_of_the_event_loop_is_measured_in_milliseconds_each_time(

@@ -142,3 +142,4 @@ async def test_a_cancelled_service_ends_and_is_not_counted_as_failed(monkeypatch
     one.services._tasks["one"].cancel()
     await asyncio.wait_for(one.services.finished("one", 20), 30)
     assert not one.services.failures
+    await asyncio.wait_for(one.services.until(asyncio.Event()), 20)  # the server ends without an error

@@ -154,6 +154,10 @@ def test_names_are_an_array_in_the_file_and_a_list_with_commas_elsewhere(tmp_pat
             '[server]\nname = """\nport = 1\n"""\nprot = 1\n',
             "5: server.prot is not a known setting; did you mean port?",
         ),
+        (
+            '[server]\nname = """\n\'\'\'\n"""\nprot = 1\n',
+            "5: server.prot is not a known setting; did you mean port?",
+        ),
         ('[server]\nname = """a"""\nprot = 1\n', "3: server.prot is not a known setting; did you mean port?"),
         ("server = 1\n", "1: server is not a section; write [server]"),
     ],
@@ -341,7 +345,7 @@ def test_config_show_prints_each_value_with_its_origin_and_masks_secrets(
 ) -> None:
     file(
         no_settings,
-        '[client]\ntoken = "s3cret-token"\n[database]\nurl = "postgresql://ann:s3c@ret@db/q?password=s3cret"\n',
+        '[client]\ntoken = "s3cret-token"\n[database]\nurl = "postgresql://ann:s3c@ret@db/q?password=s3cret&sslpassword=s3cret"\n',
     )
     monkeypatch.setenv("HEADGATE_GRACE", "45s")
     out = _shown(capsys)
@@ -349,7 +353,10 @@ def test_config_show_prints_each_value_with_its_origin_and_masks_secrets(
     assert rows["grace"][1:3] == ["45s", "HEADGATE_GRACE"]
     assert rows["lease"][1:3] == ["60s", "default"]
     assert rows["token"][1:3] == ["•••", "headgate.toml:2"]
-    assert rows["database_url"][1:3] == ["postgresql://…@db/q?password=•••", "headgate.toml:4"]
+    assert rows["database_url"][1:3] == [
+        "postgresql://…@db/q?password=•••&sslpassword=•••",
+        "headgate.toml:4",
+    ]
     assert "s3c" not in out
     assert rows.keys() >= BY_NAME.keys()
     assert "s3c" not in _shown(capsys, "-o", "json")
