@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from headgate import Headgate, Job, JobOptions, Nack, PayloadError, this_job
@@ -38,10 +40,12 @@ async def test_a_handler_runs_in_place_and_what_it_raises_comes_out() -> None:
 
 async def test_a_job_of_ones_own_can_be_looked_at_afterwards() -> None:
     app, notes = make_app(), ReportRecorder()
-    job = fake_job(b'{"name":"Ann"}', attempt=4, headers={"a": "b"}, recorder=notes)
+    deadline = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    job = fake_job(b'{"name":"Ann"}', attempt=4, headers={"a": "b"}, deadline=deadline, recorder=notes)
     assert await run_job(app.tasks["greet"], job) == "hello Ann"
     assert notes.progress == [(1, 1, "")]
-    assert (job.attempt, job.headers) == (4, {"a": "b"})
+    assert (job.attempt, job.headers, job.deadline) == (4, {"a": "b"}, deadline)
+    assert fake_job().deadline is None
 
 
 async def test_submits_are_kept_and_drained_with_what_they_submit() -> None:

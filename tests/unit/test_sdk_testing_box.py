@@ -17,6 +17,7 @@ from headgate import (
     InvalidInput,
     Job,
     JobDead,
+    Nack,
     NotFound,
     PayloadError,
     ResultTimeout,
@@ -355,6 +356,35 @@ async def test_one_failing_handler_does_not_end_the_drain(app: Headgate, caplog:
     assert 'raise KeyError("one")' in record.exc_text
 
 
+async def test_errors_of_a_drain_are_those_of_attempts_that_failed_whatever_ended_them(app: Headgate) -> None:
+    attempts: list[int] = []
+
+    @app.job("patient")
+    async def patient(*, job: Job = this_job) -> None:
+        attempts.append(job.attempt)
+        if len(attempts) == 1:
+            raise Snooze(1)
+        if len(attempts) == 2:
+            raise Nack(1, "busy")
+
+    @app.job("late", max_attempts=1)
+    async def late() -> None: ...
+
+    with app.testing(now=START) as box:
+        await patient.submit()
+        drained = await box.drain()
+        assert [run.outcome for run in drained.runs] == ["snooze", "nack", "completed"]
+        assert drained.failed == []
+        drained.raise_for_errors()
+        await late.with_options(deadline=1).submit()
+        box.advance(2)
+        drained = await box.drain()
+        with pytest.raises(ExceptionGroup, match="1 attempts failed, of late") as errors:
+            drained.raise_for_errors()
+        assert [str(one) for one in errors.value.exceptions] == [drained.failed[0].message]
+        assert "deadline" in drained.failed[0].message
+
+
 async def test_middleware_and_hooks_of_the_app_run_as_in_a_worker(
     app: Headgate, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -645,3 +675,15 @@ async def test_a_box_leaves_the_client_as_it_was(app: Headgate) -> None:
 def test_a_clock_without_a_zone_is_refused(app: Headgate) -> None:
     with pytest.raises(InvalidInput, match="now: must have a time zone"):
         app.testing(now=datetime(2026, 1, 1))  # noqa: DTZ001 - refused
+
+
+async def test_a_replacing_submit_with_a_priority_of_0_has_it_whatever_the_handler_declares(app: Headgate) -> None:
+    @app.job("index", priority=5)
+    async def index() -> None: ...
+
+    replace = Unique(key="a", on_conflict="replace")
+    with app.testing(now=START) as box:
+        handle = await index.with_options(unique="a", priority=7).submit()
+        for options, priority in (({"priority": 0}, 0), ({}, 5)):
+            await index.with_options(unique=replace, **options).submit()  # type: ignore[arg-type]
+            assert box.job(handle).priority == priority

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from headgate import Fail, Headgate, Job, JobCancelled, Refused, SubmitConflict, SubmitRefused, Unique, this_job
+from headgate import (
+    Fail,
+    Headgate,
+    Job,
+    JobCancelled,
+    Refused,
+    RetryPolicy,
+    SubmitConflict,
+    SubmitRefused,
+    Unique,
+    this_job,
+)
 from tests.e2e.testing_contract.worlds import HOUR, World
 
 # --- unique keys and idempotency keys --------------------------------------------------------------------------------
@@ -24,6 +35,8 @@ async def test_an_idempotency_key_names_one_submission(world: World) -> None:
     with pytest.raises(SubmitConflict) as conflict:
         await once.submit(6)
     assert conflict.value.first == first.id
+    with pytest.raises(SubmitConflict):  # the same id and body for another topic
+        await world.app.submit("elsewhere", {"amount": 5}, id=first.id)
     await world.drain()
     assert (await once.submit(5)).id == first.id  # also when it has ended
     assert (await first.info()).key == "order-1"
@@ -67,6 +80,42 @@ async def test_a_unique_submit_may_replace_or_reschedule_the_live_job(world: Wor
     assert (await world.reach(first, "completed")).attempt == 1
     assert await first.result() == "new"
     assert await other.cancel()
+
+
+async def test_a_unique_submit_that_is_sent_again_changes_nothing_more(world: World) -> None:
+    @world.app.job("index")
+    async def index(what: str) -> str:
+        return what
+
+    first = await index.with_options(unique="a", delay=3600).submit("old")
+    replace = Unique(key="a", on_conflict="replace")
+    lost = index.with_options(id=world.app.batch().id, unique=replace, delay=3600)  # its answer was lost
+    assert (await lost.submit("new")).id == first.id
+    await index.with_options(unique=replace).submit("newest")
+    assert (await lost.submit("new")).id == first.id
+    await world.reach(first, "completed")
+    assert await first.result() == "newest"
+
+
+async def test_a_unique_submit_leaves_a_blocked_job_blocked_and_moves_a_retry(world: World) -> None:
+    @world.app.job("index", retry=RetryPolicy.fixed(HOUR))
+    async def index(what: str) -> str:
+        if what == "bad":
+            raise ValueError(what)
+        return what
+
+    parent = await index.with_options(delay=3600).submit("parent")
+    child = await index.with_options(unique="child", depends_on=[parent]).submit("child")
+    await index.with_options(unique=Unique(key="child", on_conflict="replace")).submit("other")
+    assert (await child.info()).state == "blocked"
+    for conflict, state in (("reschedule", "retrying"), ("replace", "scheduled")):
+        job = await index.with_options(unique=conflict).submit("bad")
+        await world.reach(job, "retrying")
+        unique = Unique(key=conflict, on_conflict=conflict)  # type: ignore[arg-type]
+        await index.with_options(unique=unique, delay=7200).submit("good")
+        assert (await job.info()).state == state
+        assert await job.cancel()
+    assert await parent.cancel()
 
 
 # --- dependencies and batches ----------------------------------------------------------------------------------------
@@ -145,12 +194,27 @@ async def test_a_blocked_child_waits_for_the_redrive_of_its_parent(world: World)
     assert (await first.info()).attempt == 1
 
 
+async def test_a_parent_that_has_succeeded_once_has_succeeded(world: World) -> None:
+    step, _ = make_steps(world.app)
+    first, later = await step.submit("first"), await step.with_options(delay=3600).submit("later")
+    child = await step.with_options(depends_on=[first, later]).submit("child")
+    await world.reach(first, "completed")
+    (change,) = await world.app.admin.jobs.redrive(first.id, payload={"name": "bad"})
+    change.raise_for_error()
+    await world.reach(first, "dead")
+    assert (await child.info()).state == "blocked"
+    assert await later.cancel()
+
+
 async def test_an_unknown_parent_and_a_sealed_batch_are_refused(world: World) -> None:
     step, _ = make_steps(world.app)
     unknown = world.app.batch().id
     with pytest.raises(SubmitRefused, match="no parent job") as refused:
         await step.with_options(depends_on=[unknown]).submit("a")
     assert refused.value.reported == "not_found"
+    known = await step.submit("known")
+    with pytest.raises(SubmitRefused, match=f"no parent job .*{unknown}"):
+        await step.with_options(depends_on=[known, unknown]).submit("a")
     with pytest.raises(SubmitRefused, match="no batch"):
         await step.with_options(batch=unknown).submit("a")
     async with world.app.batch() as batch:
