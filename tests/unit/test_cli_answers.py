@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -12,19 +13,24 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from headgate.cli import batch, bulk, job_verbs, lists, main, schedule, workers
+from headgate.cli import batch, bulk, job_verbs, lists, main, retention, schedule, submit, workers
+from headgate.cli import job as job_command
 from headgate.cli.errors import exit_code
 from headgate.cli.events import _parts
 from headgate.cli.output import as_json, count_text, printable
 from headgate.cli.status import lines as status_lines
 from headgate.cli.values import headers, payload_lines
+from headgate.domain.bulk import DeadGroups
 from headgate.domain.errors import InvalidInput
+from headgate.domain.limits import PAGE_MAX
+from headgate.domain.retention import Removed
+from headgate.sdk import JobInfo
 from headgate.sdk.admin import InstanceInfo, JobChange, ScheduleInfo, Status
 from headgate.sdk.admin.bulk import BulkOperation, BulkPreview
 from headgate.sdk.batches import BatchInfo
 from headgate.sdk.errors import ServerError
 from headgate.sdk.ids import new_id_maker
-from tests.unit.test_cli_job_report import job
+from tests.unit.test_cli_job_report import failed, job
 from tests.unit.test_cli_status import KEPT
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
@@ -38,7 +44,7 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def with_client(_server: object, use: Callable[[Any], Awaitable[object]]) -> object:
         return asyncio.run(use(SimpleNamespace(admin=found)))  # type: ignore[arg-type]
 
-    for module in (batch, bulk, job_verbs, lists, schedule, workers):
+    for module in (batch, bulk, job_verbs, lists, retention, schedule, workers):
         monkeypatch.setattr(module, "with_client", with_client)
     return found
 
@@ -112,6 +118,72 @@ def test_an_operation_that_is_done_is_whole_whatever_was_expected(state: str, ma
     assert share in bulk.line(operation(state=state, matched=matched, expected=4))
 
 
+def test_an_operation_that_ends_with_an_error_says_which(
+    admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    previewed(admin, 5)
+    admin.bulk.wait = AsyncMock(return_value=operation(state="failed", error="the disk\nis full"))
+    command = ["bulk", "start", "cancel", "--filter", "topic:pay", "--yes"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "last error: the disk is full\n"
+    assert main([*command, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["error"] == "the disk\nis full"
+
+
+def test_who_stops_watching_an_operation_is_told_that_it_continues(
+    admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    previewed(admin, 5)
+    admin.bulk.wait = AsyncMock(side_effect=KeyboardInterrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["bulk", "start", "cancel", "--filter", "topic:pay", "--yes"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"\noperation {IDS[0]} continues: headgate bulk watch {IDS[0]}\n"
+
+
+def test_the_passes_of_a_removal_are_added_up(admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    passes = [Removed(jobs=2, days=1, other=3, more=True), Removed(jobs=1, days=2, other=4)]
+    admin.retention = SimpleNamespace(run_pass=AsyncMock(side_effect=passes))
+    assert main(["retention", "run"]) == 0
+    assert capsys.readouterr().out == "removed 3 jobs one by one, 3 day partitions, 7 other rows\n"
+
+
+# --- one job ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["completed", "dead", "cancelled"])
+def test_watching_a_job_ends_with_it(
+    state: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = SimpleNamespace(
+        get=AsyncMock(side_effect=[job(id=IDS[0], state="retrying"), job(id=IDS[0], state=state)]),
+        admin=SimpleNamespace(jobs=SimpleNamespace(events=AsyncMock(return_value=[]))),
+    )
+    monkeypatch.setattr(job_command, "POLL_SECONDS", 0)
+    monkeypatch.setattr(job_command, "with_id", lambda _server, _kind, _given, use: asyncio.run(use(client, IDS[0])))
+    assert main(["job", "get", "0190a3b2", "--watch", "-o", "json"]) == 0
+    assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["retrying", state]
+
+
+@pytest.mark.parametrize("output", ["table", "json", "ndjson", "yaml", "name"])
+def test_a_submit_whose_wait_fails_shows_the_job_and_exits_with_the_error(
+    output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handle = SimpleNamespace(
+        id=IDS[0],
+        created=True,
+        result=AsyncMock(side_effect=ServerError("too many calls", reported="rate_limited")),
+        info=AsyncMock(return_value=job(state="pending")),
+    )
+    client = SimpleNamespace(submit=AsyncMock(return_value=handle))
+    monkeypatch.setattr(submit, "with_client", lambda _server, use: asyncio.run(use(client)))
+    assert main(["submit", "mail", "--wait", "1s", "-o", output]) == 5
+    printed = capsys.readouterr()
+    assert str(IDS[0]) in printed.out
+    assert printed.err == "error: too many calls\n"
+    assert client.submit.await_args.args == ("mail", b"{}")
+
+
 # --- what is wrong is said before a server is called -----------------------------------------------------------------
 
 
@@ -149,6 +221,66 @@ def test_a_list_reads_pages_until_it_has_as_many_as_were_asked_for(
         {"limit": 3, "cursor": "a"},
         {"limit": 3, "cursor": "b"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["dead", "list"], "dead.groups"),
+        (["bulk", "list"], "bulk.list"),
+        (["batch", "list"], "batches"),
+    ],
+)
+def test_a_list_that_is_filtered_reads_more_than_it_shows(
+    words: list[str], where: str, admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What matches may be far behind."""
+    read = AsyncMock(return_value=DeadGroups() if where == "dead.groups" else [])
+    noun, _, name = where.partition(".")
+    setattr(admin, noun, SimpleNamespace(**{name: read}) if name else read)
+    for part, limit in (((), 2), (("--filter", "x"), PAGE_MAX)):
+        assert main([*words, *part, "--limit", "2"]) == 0
+        assert read.await_args is not None
+        assert read.await_args.kwargs["limit"] == limit
+
+
+def paged(admin: SimpleNamespace, *jobs: JobInfo) -> None:
+    page = AsyncMock(return_value=SimpleNamespace(jobs=list(jobs), cursor=""))
+    admin.jobs_matching = lambda *_, **__: SimpleNamespace(page=page)
+
+
+def test_a_wide_list_of_jobs_has_more_columns(admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    paged(admin, job(tags=("vip", "eu")))
+    assert main(["job", "list"]) == 0
+    narrow = capsys.readouterr().out
+    assert main(["job", "list", "-o", "wide"]) == 0
+    wide = capsys.readouterr().out
+    assert ("TAGS" in narrow, "TAGS" in wide, "vip, eu" in wide) == (False, True, True)
+
+
+@pytest.mark.parametrize("output", ["json", "ndjson", "yaml"])
+def test_a_list_of_jobs_for_programs_has_no_payloads(
+    output: str, admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paged(admin, job())
+    assert main(["job", "list", "-o", output]) == 0
+    printed = capsys.readouterr().out
+    assert "last_error" in printed
+    assert "payload" not in printed
+    assert "raw_result" not in printed
+
+
+def test_a_long_history_says_how_to_read_on(
+    admin: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_verbs, "JOB_EVENTS_MAX", 2)
+    events = [replace(failed(number, ""), no=number) for number in (7, 8)]
+    admin.jobs = SimpleNamespace(events=AsyncMock(return_value=events))
+    assert main(["job", "events", "0190a3b2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "the newest 2 are shown; older ones: --before 7"
+    admin.jobs.events.return_value = events[1:]
+    assert main(["job", "events", "0190a3b2"]) == 0
+    assert "--before" not in capsys.readouterr().out
 
 
 def test_a_worker_that_is_not_connected_is_not_found(admin: SimpleNamespace) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import pytest
 
 from headgate.cli.job_report import JobReport
 from headgate.domain.redaction import Redaction
@@ -89,3 +92,25 @@ def test_an_equal_traceback_of_several_attempts_is_shown_once() -> None:
     assert "attempt 3, 2026-11-16T12:03:00Z: the same traceback as attempt 4" in lines
     assert "attempt 1, 2026-11-16T12:01:00Z: the same traceback as attempt 4" in lines
     assert lines.index("attempt 4, 2026-11-16T12:04:00Z:") < lines.index("attempt 2, 2026-11-16T12:02:00Z:")
+
+
+def test_of_many_attempts_the_newest_ten_are_shown_and_the_others_counted() -> None:
+    report = JobReport(info=job(), events=[failed(n, "") for n in range(1, 13)], redaction=Redaction())
+    *_, head, newest, _, _, _, _, _, _, _, _, oldest, note = report.lines(full=False)
+    assert head.split()[0] == "ATTEMPT"
+    assert (newest.split()[0], oldest.split()[0]) == ("12", "3")
+    assert note == "2 earlier attempts; --full shows them"
+    assert [*report.lines(full=True)][-1].split()[0] == "1"
+
+
+def test_long_arguments_are_cut_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({f"key-{n}": n for n in range(60)}).encode()  # 62 lines
+    report = JobReport(info=job(payload=body), events=[], redaction=Redaction())
+    whole = "\n".join(report.lines(full=False))
+    assert "key-59" in whole
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert "\n".join(report.lines(full=True)).count("key-") == 60
+    cut = "\n".join(report.lines(full=False))
+    assert "key-38" in cut
+    assert "key-39" not in cut
+    assert "… 22 more lines (--full shows them)" in cut

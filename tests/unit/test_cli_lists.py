@@ -11,6 +11,7 @@ import pytest
 from headgate.cli import app, lists, main
 from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import Watch
+from headgate.cli.output import Columns
 from headgate.domain.filters import Field, InvalidFilter
 from tests.unit.test_cli_commands import LOCAL, commands
 
@@ -108,3 +109,21 @@ def test_every_list_of_a_server_can_be_watched_and_limited(capsys: pytest.Captur
         text = capsys.readouterr().out
         missing += [(path, option) for option in ("--watch", "--limit", "--profile", "--output") if option not in text]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("part", "limit", "shown"),
+    [("", 2, ["Ana", "ben"]), ("AN", 9, ["Ana", "dan"]), ("an", 1, ["Ana"]), ("hidden-c", 9, ["cleo"]), ("x", 9, [])],
+)
+def test_a_list_is_filtered_by_all_columns_and_then_cut(
+    part: str, limit: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lists, "with_client", lambda _, use: asyncio.run(use(None)))
+
+    async def read(_hg: object) -> list[str]:
+        return ["Ana", "ben", "cleo", "dan"]
+
+    columns: Columns[str] = {"NAME": lambda one: one}
+    more: Columns[str] = {"MORE": lambda one: f"hidden-{one}"}
+    show_list(None, read, "name", columns, name=str, empty="none", more=more, part=part, limit=limit)  # type: ignore[arg-type]
+    assert capsys.readouterr().out.split() == shown

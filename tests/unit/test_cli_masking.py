@@ -59,6 +59,15 @@ def test_the_sample_of_a_dry_run(output: str, admin: SimpleNamespace, capsys: py
     assert SECRET not in text
 
 
+@pytest.mark.parametrize("output", FORMATS)
+def test_the_errors_of_a_list_of_jobs(output: str, admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    page = AsyncMock(return_value=SimpleNamespace(jobs=[job(last_error=f"password={SECRET}")], cursor=""))
+    admin.jobs_matching = lambda *_, **__: SimpleNamespace(page=page)
+    text = printed(capsys, "job", "list", "-o", output)
+    assert "password=•••" in text
+    assert SECRET not in text
+
+
 def test_the_headers_and_the_payload_of_a_schedule(admin: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     unset = dict.fromkeys(ScheduleInfo.__dataclass_fields__)
     info = ScheduleInfo(
