@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
@@ -49,6 +50,40 @@ async def test_the_service_rests_a_minute_when_nothing_is_left_and_survives_erro
     assert waits[1] < 5
     assert all(48 <= wait <= 72 for wait in waits[2:])
     assert "retention_failed" in caplog.text
+
+
+class Answers:
+    """A store whose passes end like this."""
+
+    def __init__(self, *answers: Removed) -> None:
+        self._answers = list(answers)
+
+    async def run_pass(self) -> Removed:
+        return self._answers.pop(0)
+
+
+async def test_after_a_pass_that_left_something_the_service_rests_three_times_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter((10.0, 14.0, 20.0, 20.001))
+    monkeypatch.setattr("headgate.dispatch.retention.time", SimpleNamespace(monotonic=lambda: next(times)))
+    service, rests = Retention(Answers(Removed(more=True), Removed(more=True))), list[float]()
+    for _ in range(2):
+        await service.run_once()
+        rests.append(service.pause())
+    assert rests == [12, 0.5]
+    assert 48 <= service.pause() <= 72, "said once"
+
+
+async def test_a_pass_that_removed_jobs_or_days_is_logged_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    service = Retention(Answers(Removed(jobs=2), Removed(days=3), Removed(other=4)))
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            await service.run_once()
+    assert [record.getMessage() for record in caplog.records] == [
+        "retention_removed jobs=2 days=0 other=0 more=False",
+        "retention_removed jobs=0 days=3 other=0 more=False",
+    ]
 
 
 async def test_a_dropped_table_or_a_held_lock_ends_a_day_and_not_the_pass(
