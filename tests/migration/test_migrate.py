@@ -246,12 +246,74 @@ async def test_a_no_transaction_file_killed_midway_is_known_as_unfinished_and_st
         await check_schema(other, source=source.root)
 
 
-async def test_a_no_transaction_file_leaves_the_session_as_it_found_it(link: Link, source: Source) -> None:
+async def test_a_no_transaction_file_leaves_the_session_as_it_found_it(blank_database: str, source: Source) -> None:
     source.write("0003_index.sql", "-- headgate: no transaction\nCREATE INDEX CONCURRENTLY ON headgate.one (n);")
-    before = await link.fetchval("SHOW lock_timeout"), await link.fetchval("SHOW statement_timeout")
-    await migrate(link, source=source.root)
-    assert (await link.fetchval("SHOW lock_timeout"), await link.fetchval("SHOW statement_timeout")) == before
-    assert await link.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+    settings = {"lock_timeout": "7s", "statement_timeout": "9s", "search_path": "public"}
+    link = await asyncpg.connect(blank_database, server_settings=settings)
+    try:
+        await migrate(link, source=source.root)
+        assert {name: await link.fetchval(f"SHOW {name}") for name in settings} == settings
+        assert await link.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+    finally:
+        link.terminate()
+
+
+async def test_a_statement_that_runs_concurrently_waits_for_others_as_long_as_they_take(
+    blank_database: str, source: Source
+) -> None:
+    """To give up would leave an invalid index behind."""
+    long_waiting = """
+        SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONCURRENTLY%' AND wait_event_type = 'Lock'
+           AND clock_timestamp() - query_start > interval '400 ms'"""
+    async with (
+        open_link(blank_database) as link,
+        open_link(blank_database) as blocker,
+        open_link(blank_database) as eye,
+    ):
+        await migrate(link, source=source.root)
+        source.write(
+            "0003_index.sql", "-- headgate: no transaction\nCREATE INDEX CONCURRENTLY one_n ON headgate.one (n);"
+        )
+        async with blocker.transaction():
+            await blocker.execute("INSERT INTO headgate.one VALUES (3)")
+            run = asyncio.create_task(migrate(link, source=source.root, lock_timeout=SHORT, lock_attempts=1))
+            await seen(lambda: eye.fetchval(long_waiting))
+        assert [m.number for m in await run] == [3]
+        assert await link.fetchval("SELECT indisvalid FROM pg_index WHERE indexrelid = 'headgate.one_n'::regclass")
+
+
+async def test_other_statements_of_a_no_transaction_file_give_up_and_the_next_run_starts_it_again(
+    blank_database: str, source: Source
+) -> None:
+    async with open_link(blank_database) as link, open_link(blank_database) as blocker:
+        await migrate(link, source=source.root)
+        source.write("0003_third.sql", "-- headgate: no transaction\nALTER TABLE headgate.one ADD COLUMN o int;\n")
+        async with asyncio.timeout(30), blocker.transaction():
+            await blocker.execute("SELECT count(*) FROM headgate.one")
+            with pytest.raises(MigrationFailed, match=r"0003_third\.sql, line 2: gave up after 1 waits of 0\.2 s"):
+                await migrate(link, source=source.root, lock_timeout=SHORT, lock_attempts=1)
+        assert (await rows(link))[-1] == (3, "third", False)
+        assert [m.number for m in await migrate(link, source=source.root)] == [3]
+
+
+async def test_a_no_transaction_file_that_fails_is_unfinished_and_its_repair_is_what_is_recorded(
+    link: Link, source: Source
+) -> None:
+    source.write("0003_third.sql", "-- headgate: no transaction\nSELECT 1 / 0;\n")
+    with pytest.raises(
+        MigrationFailed, match=r"0003_third\.sql, line 2: .*is unfinished, and starts again at the next"
+    ):
+        await migrate(link, source=source.root)
+    record = "SELECT started_at, compatible_with, applied_at FROM headgate.migrations WHERE number = 3"
+    failed = await link.fetchrow(record)
+    assert failed is not None
+    assert tuple(failed)[1:] == (None, None)
+    source.write("0003_third.sql", "-- headgate: no transaction\n-- compatible with: 2\nSELECT 1;\n")
+    assert [m.number for m in await migrate(link, source=source.root)] == [3]
+    repaired = await link.fetchrow(record)
+    assert repaired is not None
+    assert failed["started_at"] < repaired["started_at"] <= repaired["applied_at"]
+    assert repaired["compatible_with"] == 2
 
 
 @pytest.mark.parametrize(
@@ -263,6 +325,12 @@ async def test_a_no_transaction_file_leaves_the_session_as_it_found_it(link: Lin
         ("CREATE TABLE unqualified ();", "0003_bad.sql, line 1", "no schema has been selected"),
         ("CREATE TABLE headgate.x ();\n-- include: functions/f_v1.sql\n", "functions/f_v1.sql, line 3", "syntax error"),
         ("INSERT INTO headgate.one VALUES ('a');", "0003_bad.sql, line 1", "invalid input syntax"),
+        (
+            "CREATE UNIQUE INDEX ON headgate.one ((n > 0));",
+            "0003_bad.sql, line 1",
+            "; detail: Key ((n > 0))=(t) is dup",
+        ),
+        ("SELECT headgate.no_such();", "0003_bad.sql, line 1", "; hint: No function matches"),
     ],
 )
 async def test_a_step_that_fails_is_rolled_back_and_named_with_line_and_reason(
