@@ -91,3 +91,19 @@ def test_a_log_of_more_than_ten_megabytes_is_set_aside_and_only_new_lines_are_qu
 def test_a_database_url_of_blanks_is_none() -> None:
     assert database_url({"HEADGATE_DATABASE_URL": " \n"}) is None
     assert database_url({"HEADGATE_DATABASE_URL": " postgresql://db "}) == "postgresql://db"
+
+
+def test_a_folder_with_hidden_files_alone_counts_as_empty(tmp_path: Path) -> None:
+    (tmp_path / ".gitkeep").touch()
+    assert Folder.prepare(tmp_path).home == tmp_path
+
+
+def test_a_data_folder_can_be_listed_by_its_owner_alone(tmp_path: Path) -> None:
+    assert Folder.prepare(tmp_path / "data").home.stat().st_mode & 0o066 == 0
+
+
+def test_the_data_folder_of_a_project_stays_out_of_version_control(tmp_path: Path) -> None:
+    Folder.prepare(tmp_path / ".headgate" / "postgres")
+    assert (tmp_path / ".headgate" / ".gitignore").read_text() == "*\n"
+    Folder.prepare(tmp_path / "elsewhere" / "postgres")
+    assert not (tmp_path / "elsewhere" / ".gitignore").exists()

@@ -96,6 +96,10 @@ def gone(pid: int) -> bool:
         return True
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def running_pid(cluster: Cluster) -> int:
     assert cluster.pid is not None
     return cluster.pid

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -16,6 +16,7 @@ import pytest
 
 from headgate.domain.errors import DataFolderInUse, EmbeddedPostgresError
 from headgate.embedded import (
+    Binaries,
     Cluster,
     binaries,
     database_url,
@@ -201,6 +202,9 @@ async def test_without_asking_there_is_no_tcp(begin: Callable[..., Cluster]) -> 
     assert await ask(cluster.dsn(), "SHOW listen_addresses") == ""
     with pytest.raises(EmbeddedPostgresError, match="runs without TCP"):
         begin(tcp=True)
+    pid = running_pid(cluster)
+    cluster.stop()
+    assert gone(pid), "a start that failed is no user"
 
 
 @with_proc
@@ -219,10 +223,64 @@ def test_settings_that_are_ours_are_refused(fresh: Path) -> None:
 
 
 def test_a_server_that_cannot_start_is_quoted(begin: Callable[..., Cluster], data: Path) -> None:
-    with pytest.raises(EmbeddedPostgresError, match=r"(?s)did not start; its log .*no_such_setting"):
+    with (data / "postgres.log").open("a") as log:
+        log.write("FATAL:  of an earlier start\n")
+    with pytest.raises(EmbeddedPostgresError, match=r"(?s)did not start; its log .*no_such_setting") as refusal:
         begin(settings={"no_such_setting": "1"})
+    assert "of an earlier start" not in str(refusal.value)
     assert "guardian.lock" in os.listdir(data)
     begin()  # and nothing is left that would hinder the next one
+
+
+def test_a_large_log_is_set_aside_at_a_start(begin: Callable[..., Cluster], data: Path) -> None:
+    with (data / "postgres.log").open("ab") as log:
+        log.truncate((10 << 20) + 1)
+    begin()
+    assert (data / "postgres.log.1").stat().st_size == (10 << 20) + 1
+    assert 0 < (data / "postgres.log").stat().st_size < 1 << 20
+
+
+@pytest.fixture
+def programs() -> Iterator[Callable[[str], Binaries]]:
+    """Makes programs of PostgreSQL that all are this script."""
+    folder = temporary_folder()
+    folder.chmod(0o755)  # for the server's account
+
+    def programs(script: str) -> Binaries:
+        for name in ("postgres", "initdb"):
+            (folder / name).write_text(script)
+            (folder / name).chmod(0o755)
+        return Binaries(bin_dir=folder, major=find_binaries().major, version="0", source="of the test")
+
+    yield programs
+    shutil.rmtree(folder)
+
+
+@on_made_data
+def test_a_server_program_that_cannot_be_run_leaves_no_socket_folder(
+    begin: Callable[..., Cluster], programs: Callable[[str], Binaries]
+) -> None:
+    cluster = begin()
+    cluster.stop()
+    with pytest.raises(EmbeddedPostgresError, match=r"cannot launch the server of .*No such file"):
+        begin(binaries=programs("#!/no/such/interpreter\n"))
+    assert not cluster.socket_dir.exists()
+    begin()
+
+
+def test_an_init_that_fails_is_quoted_and_leaves_no_draft(
+    fresh: Path, begin: Callable[..., Cluster], programs: Callable[[str], Binaries]
+) -> None:
+    with pytest.raises(EmbeddedPostgresError, match=r"initdb failed in .* \(of the test\): the disk is full"):
+        begin(binaries=programs("#!/bin/sh\necho the disk is full\nexit 1\n"))
+    assert not {*os.listdir(fresh)} - {"start.lock", "users.lock", "guardian.lock"}
+
+
+@as_root
+def test_data_of_root_is_refused_with_the_command_to_run(data: Path, begin: Callable[..., Cluster]) -> None:
+    os.chown(data / "pgdata", 0, 0)
+    with pytest.raises(EmbeddedPostgresError, match=r"belongs to root, .*chown -R it to an unprivileged account"):
+        begin()
 
 
 def test_a_folder_with_other_things_in_it_is_refused(fresh: Path) -> None:
@@ -264,7 +322,9 @@ def test_a_data_folder_is_reserved_by_one_process_at_a_time(tmp_path: Path) -> N
         with pytest.raises(DataFolderInUse, match=shown), reserved(data):
             pass
     with reserved(data):
-        pass
+        with pytest.raises(DataFolderInUse, match=f"pid {os.getpid()}") as refused, reserved(data):
+            pass
+        assert "serving on" not in str(refused.value), "that was said by the one before"
 
 
 def test_a_folder_in_the_home_of_nobody_is_refused() -> None:

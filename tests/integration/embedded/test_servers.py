@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +24,7 @@ from headgate.embedded.locks import FileLock
 from tests.integration.embedded.clusters import (
     COUNT,
     KEEP,
+    SMALL,
     User,
     ask,
     copied,
@@ -27,6 +32,7 @@ from tests.integration.embedded.clusters import (
     gone,
     introduced,
     on_made_data,
+    parent_of,
     remove,
     running_pid,
     spawned,
@@ -82,9 +88,36 @@ def test_stop_leaves_no_process_and_no_socket(begin: Callable[..., Cluster]) -> 
     assert gone(pid)
     assert cluster.pid is None
     assert not cluster.socket_dir.exists()
+    with FileLock(cluster.data / "guardian.lock") as lock:
+        assert lock.try_exclusive(), "its guardian has ended, too"
     cluster.stop()  # a second call does nothing
     with pytest.raises(EmbeddedPostgresError, match="call start again"):
         cluster.restart()
+
+
+# Its child, a copy made by fork without an exec, stops the cluster.
+FORKED = """
+import json, os, sys
+from pathlib import Path
+from headgate.embedded import start
+cluster = start(Path(sys.argv[1]), settings=json.loads(sys.argv[2]))
+before = cluster.pid
+if (child := os.fork()) == 0:
+    cluster.stop()
+    os._exit(0)
+os.waitpid(child, 0)
+print(json.dumps([before, cluster.pid]))
+cluster.stop()
+"""
+
+
+def test_a_forked_copy_that_stops_leaves_the_server_to_its_parent(data: Path) -> None:
+    command = [sys.executable, "-c", FORKED, str(data), json.dumps(SMALL)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, after = json.loads(done.stdout)
+    assert before is not None
+    assert after == before
+    assert gone(before), "its parent was the last user"
 
 
 @on_made_data
@@ -120,6 +153,24 @@ async def test_a_killed_server_recovers_all_committed_work(begin: Callable[..., 
     os.kill(running_pid(cluster), signal.SIGKILL)  # and once more, through a fresh start
     other = begin()
     assert await ask(other.dsn(), COUNT) == 1000
+
+
+@on_made_data
+def test_a_restart_on_a_port_that_another_program_has_taken_ends_in_time_and_quotes_the_server(
+    begin: Callable[..., Cluster],
+) -> None:
+    cluster = begin(tcp=True)
+    os.kill(running_pid(cluster), signal.SIGKILL)
+    until(lambda: not cluster.socket_dir.exists(), "the guardian has removed the socket of the killed server")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", cluster.port))
+        other.listen()
+        with pytest.raises(EmbeddedPostgresError, match="could not create any TCP/IP sockets"):
+            cluster.restart(wait=timedelta(seconds=1))
+    before = cluster.dsn()
+    cluster.restart()
+    assert cluster.dsn() == before
 
 
 async def test_a_reused_pid_in_a_stale_pid_file_does_not_block_the_start(
@@ -173,7 +224,7 @@ def test_four_first_starts_at_once_make_one_database(fresh: Path) -> None:
 def test_a_server_whose_guardian_was_killed_gets_a_new_one(begin: Callable[..., Cluster]) -> None:
     first = begin()
     pid = running_pid(first)
-    guardian = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    guardian = parent_of(pid)
     os.kill(guardian, signal.SIGKILL)
     until(lambda: gone(guardian), "the guardian is dead")
     second = begin()
@@ -182,6 +233,20 @@ def test_a_server_whose_guardian_was_killed_gets_a_new_one(begin: Callable[..., 
     assert not gone(pid)
     second.stop()
     until(lambda: gone(pid), "the server has ended")
+
+
+@with_proc
+@on_made_data
+async def test_a_guardian_that_is_asked_to_end_stops_its_server_before(begin: Callable[..., Cluster]) -> None:
+    """As on a machine that shuts down, with users that are still there."""
+    cluster = begin()
+    pid = running_pid(cluster)
+    os.kill(parent_of(pid), signal.SIGTERM)
+    until(lambda: gone(pid), "the server has ended")
+    until(lambda: not cluster.socket_dir.exists(), "its socket is removed")
+    assert "database system is shut down" in cluster.log.read_text().splitlines()[-1]
+    cluster.restart()
+    assert await ask(cluster.dsn(), "SELECT 1") == 1
 
 
 def test_a_start_waits_while_another_holds_the_folder_elsewhere(data: Path, begin: Callable[..., Cluster]) -> None:
@@ -217,6 +282,7 @@ def test_a_half_made_init_is_thrown_away(fresh: Path, begin: Callable[..., Clust
         return not (fresh / "pgdata").exists()  # on a busy machine the kill may come too late: then once more
 
     until(killed_halfway, "an init was killed halfway")
+    (fresh / "password").write_text("of one that was killed a moment later")
     begin()
     assert not list(fresh.glob("pgdata.draft-*"))
 
@@ -241,6 +307,8 @@ def test_a_folder_removed_under_its_server_can_be_created_again_at_once(
     remove(data)
     second = begin()
     assert second.pid not in (None, pid)
+    with pytest.raises(EmbeddedPostgresError, match="was removed while its server was running; call start again"):
+        first.restart()
     first.stop()
     until(lambda: gone(pid), "the server without a folder is gone")
     assert second.pid is not None
