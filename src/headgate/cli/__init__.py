@@ -6,12 +6,25 @@ and parse no command line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headgate.cli.command import REFUSING, app, main
+    from headgate.cli.command import REFUSING, app
 
 __all__ = ["REFUSING", "app", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit code of the process."""
+    try:
+        from headgate.cli.command import run
+
+        return run(arguments)
+    except (
+        KeyboardInterrupt
+    ):  # also during the imports: they take a third of a second, and have tracebacks of their own
+        return 130
 
 
 def __getattr__(name: str) -> object:

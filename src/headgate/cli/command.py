@@ -13,7 +13,6 @@ from cyclopts import App, CycloptsError, Parameter
 from headgate.cli.errors import (
     BUG,
     FAILURE,
-    INTERRUPTED,
     USAGE,
     UserCodeFailed,
     bug_text,
@@ -99,8 +98,8 @@ def _warn_of_unknown_settings(command: str) -> None:
             print_warning(str(error))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return the exit code of the process."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit code of the process; Ctrl-C raises KeyboardInterrupt."""
     configure_grpc()
     tokens = [*_with_stdin(sys.argv[1:] if arguments is None else arguments)]
     try:
@@ -119,8 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserCodeFailed as error:
         print(error, file=sys.stderr, flush=True)
         return FAILURE
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe: write nothing more, not even when the interpreter flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

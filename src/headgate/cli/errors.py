@@ -47,7 +47,7 @@ from headgate.domain.errors import (
 if TYPE_CHECKING:
     from cyclopts import CycloptsError, MissingArgumentError
 
-FAILURE, USAGE, BUG, INTERRUPTED = 1, 2, 70, 130
+FAILURE, USAGE, BUG = 1, 2, 70
 
 # The first match wins, so a subclass precedes its base.
 _EXIT_CODES: tuple[tuple[type[HeadgateError], int], ...] = (
