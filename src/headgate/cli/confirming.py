@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from headgate.cli.output import for_people, print_lines
 from headgate.domain.errors import InvalidInput, Refused
@@ -23,5 +26,24 @@ def confirm(lines: Callable[[], Iterable[str]], output: str, *, hint: str = "") 
     if not for_people(output) or not sys.stdin.isatty():
         raise InvalidInput("--yes", "is required without a terminal, and with every --output but table", hint=hint)
     print_lines(lines())
-    if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
+    try:
+        with _ending_at_ctrl_c():
+            answer = input("Continue? [y/N] ")
+    except EOFError:  # Ctrl-D
+        print()
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
         raise Refused("nothing was changed")
+
+
+@contextmanager
+def _ending_at_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end a question at once: the handler of asyncio only notes the first one, and `input` continues."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

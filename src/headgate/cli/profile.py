@@ -17,7 +17,7 @@ from headgate.cli.client_warnings import printed_warnings
 from headgate.cli.connection import check_listening
 from headgate.cli.options import Output
 from headgate.cli.output import Columns, details, print_list, print_one
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput, Refused
 from headgate.domain.validation import check_text
 from headgate.ops.profiles import Profile, Profiles, check_name, profiles_file, read_profiles, write_profiles
 from headgate.sdk import Forbidden, Headgate
@@ -149,7 +149,11 @@ def _shown(name: str, known: Profiles) -> Shown:
 def _token(name: str) -> str:
     """Ask for the token without showing it, or read it from a pipe; "" for none."""
     if sys.stdin.isatty():
-        given = getpass.getpass(f"Token for {name} (not shown; empty for none): ")
+        try:
+            given = getpass.getpass(f"Token for {name} (not shown; empty for none): ")
+        except EOFError:  # Ctrl-D
+            print(file=sys.stderr)
+            raise Refused("no token was given, and nothing was saved") from None
     else:
         given = sys.stdin.read(TOKEN_MAX + 1)
     return check_text(given.strip(), field="token", low=0, high=TOKEN_MAX)
