@@ -18,6 +18,7 @@ from headgate.cli.errors import (
     bug_text,
     exit_code,
     missing_extra_text,
+    output_error_text,
     print_error,
     print_warning,
     usage_text,
@@ -98,9 +99,16 @@ def _warn_of_unknown_settings(command: str) -> None:
             print_warning(str(error))
 
 
+def _discard_output() -> None:
+    """Write nothing more to standard output, not even when the interpreter flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process; Ctrl-C raises KeyboardInterrupt."""
     configure_grpc()
+    if sys.stdout is None:  # closed by the caller (`>&-`): what is printed has no reader
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     tokens = [*_with_stdin(sys.argv[1:] if arguments is None else arguments)]
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -119,8 +127,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr, flush=True)
         return FAILURE
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe: write nothing more, not even when the interpreter flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # the reader (head, less) has closed the pipe
         return 128 + 13
     except Exception as error:  # noqa: BLE001 - the outermost level: a bug is reported in one line too
         if text := missing_extra_text(error):
@@ -128,6 +135,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return USAGE
         if text := users_traceback_text(error):
             print(text, file=sys.stderr, flush=True)
+            return FAILURE
+        if text := output_error_text(error):
+            print_error(text)
+            _discard_output()
             return FAILURE
         print_error(bug_text(error))
         return BUG

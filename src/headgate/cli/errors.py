@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -117,6 +118,8 @@ _OTHER_WORDS = {
 _EXAMPLES = {"app": "app:hg", "topic": "mail", "shell": "bash"}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 _UNCONVERTED = re.compile(r'unable to convert (".*") into (int|float|bool)\b[^.]*')
+_OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""Of writing to what is open: a disk that is full, a terminal that has gone."""
 _CREDENTIALS = re.compile(r"://[^\s/@]*@")
 _OURS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -188,6 +191,13 @@ def missing_extra_text(error: BaseException | None) -> str:
         if package == "textual":
             return 'this command needs a terminal view, and textual is not installed; pip install "headgate[top]"'
         error = error.__cause__
+    return ""
+
+
+def output_error_text(error: Exception) -> str:
+    """What keeps the output from being written, if that is the error; else ""."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+        return f"cannot write the output: {os.strerror(error.errno)}"
     return ""
 
 
