@@ -296,6 +296,22 @@ def test_dev_keeps_its_data_where_it_shows_and_stops_cleanly(
         process.communicate()
 
 
+def test_dev_that_is_interrupted_while_it_starts_does_not_serve(shell: Shell) -> None:
+    process = shell.start("dev", "--port", "0")
+    try:
+        assert process.stderr is not None
+        while "0001 base: applying" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert (process.returncode, output) == (0, "stopping\nstopped\n")
+        assert "ready" not in errors
+        assert not list(shell.folder.rglob("postmaster.pid"))
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_dev_uses_a_given_database_and_never_shows_its_password(shell: Shell, blank_database: str) -> None:
     parts = urlsplit(blank_database)
     password = parts.password or "s3cret"  # the embedded server asks for none on its socket

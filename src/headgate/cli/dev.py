@@ -56,55 +56,66 @@ async def _run(config: Configuration, folder: Path, reservation: embedded.Reserv
     began = time.monotonic()
     stop = _stop_signal()
     async with chosen_database(config.database_url, data=folder) as database:
-        async with connected(database, command="dev") as connection:
-            durability = await inspect(connection)
-            require_durable(durability, unsafe=config.switch("unsafe"))
-            await migrate(connection, progress=reporter())
-            schema = (await plan(connection)).version
-        server = Server(
-            ServerOptions(
-                database_url=database.url,
-                direct_database_url=config.direct_database_url,
-                port=config.integer("port"),
-                http_port=http_port_of(config),
-                no_dashboard=config.switch("no_dashboard"),
-                dev=True,
-                unsafe=config.switch("unsafe"),
-                grace=timedelta(seconds=5),
-                redact=tuple(config.names("redact")),
-                version=version(),
-            )
-        )
-        await server.start()
-        address = f"127.0.0.1:{server.port}"
-        rest = http_url(host="127.0.0.1", port=server.http_port, tls=False) if server.http_port else ""
-        if reservation is not None:
-            reservation.note(f"serving on {address}")
-        for line in (
-            *banner(
-                database,
-                durability,
-                schema=schema,
-                address=address,
-                rest=rest,
-                dashboard=rest if not config.switch("no_dashboard") else "",
-            ),
-            *suggestions(Path.cwd()),
-            *(
-                ["             headgate top             (what happens, in this terminal)"]
-                if find_spec("textual")
-                else []
-            ),
-            *profile_note(address),
-        ):
-            print(line)
-        print(f"ready in {duration(timedelta(seconds=time.monotonic() - began))}   (Ctrl-C stops)", flush=True)
-        try:
-            await server.run(stop)
-        finally:
-            print("stopping", flush=True)
-            await server.stop()
+        if not stop.is_set():  # Ctrl-C while PostgreSQL starts, as below while it is migrated
+            await _serve(config, database, reservation, stop, began=began)
     print("stopped", flush=True)
+
+
+async def _serve(
+    config: Configuration,
+    database: Database,
+    reservation: embedded.Reservation | None,
+    stop: asyncio.Event,
+    *,
+    began: float,
+) -> None:
+    async with connected(database, command="dev") as connection:
+        durability = await inspect(connection)
+        require_durable(durability, unsafe=config.switch("unsafe"))
+        await migrate(connection, progress=reporter())
+        schema = (await plan(connection)).version
+    if stop.is_set():
+        return
+    server = Server(
+        ServerOptions(
+            database_url=database.url,
+            direct_database_url=config.direct_database_url,
+            port=config.integer("port"),
+            http_port=http_port_of(config),
+            no_dashboard=config.switch("no_dashboard"),
+            dev=True,
+            unsafe=config.switch("unsafe"),
+            grace=timedelta(seconds=5),
+            redact=tuple(config.names("redact")),
+            version=version(),
+        )
+    )
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    rest = http_url(host="127.0.0.1", port=server.http_port, tls=False) if server.http_port else ""
+    if reservation is not None:
+        reservation.note(f"serving on {address}")
+    for line in (
+        *banner(
+            database,
+            durability,
+            schema=schema,
+            address=address,
+            rest=rest,
+            dashboard=rest if not config.switch("no_dashboard") else "",
+        ),
+        *suggestions(Path.cwd()),
+        *(["             headgate top             (what happens, in this terminal)"] if find_spec("textual") else []),
+        *profile_note(address),
+    ):
+        print(line)
+    print(f"ready in {duration(timedelta(seconds=time.monotonic() - began))}   (Ctrl-C stops)", flush=True)
+    try:
+        await server.run(stop)
+    finally:
+        if not stop.is_set():
+            print("stopping", flush=True)
+        await server.stop()
 
 
 def _stop_signal() -> asyncio.Event:
@@ -118,6 +129,7 @@ def _stop_signal() -> asyncio.Event:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             signal.raise_signal(signal.SIGINT)  # ends the embedded PostgreSQL as well
+        print("stopping", flush=True)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
