@@ -21,7 +21,7 @@ import pytest
 from tests.e2e.conftest import Spawn
 from tests.support.database import Server
 from tests.support.howto import printed, program
-from tests.support.server import ServerProcess, clean_environ
+from tests.support.server import LoggedProcess, ServerProcess, clean_environ
 from tests.support.waiting import until
 from tests.support.wire import served
 
@@ -177,3 +177,19 @@ def test_ctrl_c_reaches_a_reloading_worker_once(tmp_path: Path) -> None:
     assert process.returncode == 0, rest
     assert rest.count("stopping signal=SIGINT") == 1
     assert "stopping_at_once" not in rest
+
+
+def test_a_terminal_that_is_closed_ends_a_reloading_worker_with_its_child(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from headgate import Headgate\nhg = Headgate('127.0.0.1:1')\nhg.register('a', print)\n"
+    )
+    command = (sys.executable, "-m", "headgate.cli", "worker", "app:hg", "--reload")
+    with LoggedProcess("reloading", command, folder=tmp_path, environ=clean_environ()) as worker:
+        child = int(worker.saw(r" worker_started .* worker=\S+-(\d+)-[0-9a-f]+ ")[1])
+        try:
+            worker.signal(signal.SIGHUP)
+            assert worker.wait() == 0
+            assert worker.seen(" worker_stopped ")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)

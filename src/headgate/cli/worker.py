@@ -95,26 +95,35 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
 
 def _watch(arguments: list[str]) -> None:
     """Run a worker process, and replace it when the code changes. It drains first, so no attempt is used up."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the child must not outlive us
+    # As Ctrl-C, also when the terminal is closed: the child has a session of its own, and must not outlive us.
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(number, signal.default_int_handler)
     while True:
         # Its own session: Ctrl-C in a terminal reaches it through us, so once and not twice.
         child = subprocess.Popen([sys.executable, "-m", "headgate.cli", *arguments], start_new_session=True)
-        before = _stamps()
         try:
-            while child.poll() is None and _stamps() == before:
-                time.sleep(0.5)
+            if not _changed(child):
+                return
         except KeyboardInterrupt:
             _interrupt(child)
             return
-        if child.poll() == 0:
-            return  # it was stopped: by an operator, or by a signal of its own
-        if child.poll() is not None:
-            while _stamps() == before:  # it exited, for example after a syntax error: wait for the next change
-                time.sleep(0.5)
-        else:
-            print("headgate worker: code changed, restarting", file=sys.stderr, flush=True)
-            child.terminate()
-            child.wait()
+
+
+def _changed(child: subprocess.Popen[bytes]) -> bool:
+    """Wait until the code has changed and the worker has ended; False if it was stopped, and is not to be replaced."""
+    before = _stamps()
+    while child.poll() is None and _stamps() == before:
+        time.sleep(0.5)
+    if child.poll() == 0:
+        return False  # by an operator, or by a signal of its own
+    if child.poll() is not None:
+        while _stamps() == before:  # it exited, for example after a syntax error: wait for the next change
+            time.sleep(0.5)
+    else:
+        print("headgate worker: code changed, restarting", file=sys.stderr, flush=True)
+        child.terminate()
+        child.wait()
+    return True
 
 
 def _interrupt(child: subprocess.Popen[bytes]) -> None:
