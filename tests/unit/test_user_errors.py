@@ -80,6 +80,17 @@ def test_a_wrong_address_on_the_command_line_is_an_error_of_the_command_line(
     assert capsys.readouterr().err.startswith("error: url: is not an address")
 
 
+@pytest.mark.parametrize("command", [("status",), ("schedule", "sync", "any:hg"), ("worker", "any:hg")])
+def test_a_wrong_address_of_the_environment_is_named_by_its_variable(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_URL", "127.0.0.1:port")
+    assert main(command) == 78
+    assert capsys.readouterr().err.startswith(
+        "error: HEADGATE_URL: is not an address, got '127.0.0.1:port'; write host"
+    )
+
+
 def test_an_error_below_the_users_code_is_the_users_and_one_of_ours_is_not() -> None:
     def users() -> None:
         validation.check_topic(object.__new__(object), field=1 / 0)  # type: ignore[arg-type]

@@ -12,10 +12,12 @@ from typing import Final, TypeVar
 from headgate.cli.client_warnings import printed_warnings
 from headgate.cli.configured import client_configuration
 from headgate.cli.options import Server
+from headgate.domain.errors import InvalidInput, InvalidSetting
 from headgate.domain.ids import JobId
 from headgate.domain.redaction import Redaction
+from headgate.ops.configuration import Configuration
 from headgate.sdk import Encryption, Headgate
-from headgate.sdk.addresses import Address, addresses_of, trust_of
+from headgate.sdk.addresses import Address, Trust, addresses_of, trust_of
 from headgate.sdk.rpc import not_connected
 
 Answer = TypeVar("Answer")
@@ -41,7 +43,7 @@ def client_of(server: Server) -> Headgate:
     """
     config = client_configuration(**asdict(server))
     ca, certificate, key = (config.path(name) for name in ("ca", "cert", "key"))
-    addresses = addresses_of(config.text("url") or None, trust_of(ca, certificate, key))
+    addresses = configured_addresses(config, trust_of(ca, certificate, key))
     check_listening(addresses)
     return Headgate(
         config.text("url") or None,
@@ -51,6 +53,15 @@ def client_of(server: Server) -> Headgate:
         key=key,
         encryption=Encryption.from_text(keys) if (keys := config.text("encryption_keys")) else None,
     )
+
+
+def configured_addresses(config: Configuration, trust: Trust) -> tuple[Address, ...]:
+    """The addresses of the server; an error names the variable, or the line of the file, that has the wrong one."""
+    try:
+        return addresses_of(config.text("url") or None, trust)
+    except InvalidInput as error:
+        located = config.located(InvalidInput("--url", error.problem, hint=error.hint))
+        raise (located if isinstance(located, InvalidSetting) else error) from None
 
 
 def redaction_of(server: Server) -> Redaction:

@@ -15,6 +15,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headgate.cli.configured import client_configuration, configured, log_format
+from headgate.cli.connection import configured_addresses
 from headgate.cli.errors import UserCodeFailed, refusal_text, traceback_text
 from headgate.cli.options import DEFAULT_SERVER, App, Server
 from headgate.domain.errors import HeadgateError, InvalidInput
@@ -23,7 +24,7 @@ from headgate.ops.configuration import Configuration
 from headgate.ops.profiles import FIELDS as PROFILE_FIELDS
 from headgate.ops.settings import BY_NAME
 from headgate.sdk import Headgate, JobFields, WorkerOptions
-from headgate.sdk.addresses import addresses_of, trust_of
+from headgate.sdk.addresses import trust_of
 
 
 @configured("worker", refuses_unknown=False)
@@ -61,9 +62,9 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
 
     The application creates its client when it is imported, and finds address and token in the environment.
     """
-    if server.url:
-        addresses_of(server.url, trust_of())  # here, so that a wrong --url is an error of the command line
     config = client_configuration(**asdict(server))
+    if config.text("url"):  # here, so that a wrong address is an error of the command line, or of the variable
+        configured_addresses(config, trust_of())
     for one in PROFILE_FIELDS:  # a token of the environment may be one that the profile replaces
         os.environ.pop(BY_NAME[one].variable, None)
     os.environ.update(config.client_environment())
