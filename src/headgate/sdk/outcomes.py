@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.validation import MILLISECOND, clean_text, shown, to_ms
 from headgate.sdk.encryption import Encryption
 from headgate.wire import jobs_pb2 as pb
@@ -136,7 +136,9 @@ def sealed_failure(outcome: pb.Outcome, encryption: Encryption, job_id: bytes) -
 
 def _type_name(error: BaseException) -> str:
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    # Of errors of ours, users know the name and not the module.
+    short = kind.__module__ == "builtins" or isinstance(error, HeadgateError)
+    return kind.__qualname__ if short else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _text(error: BaseException) -> str:
