@@ -511,9 +511,9 @@ def test_the_page_on_retention_runs_as_printed_and_needs_the_scope_system(
         assert (told["rules"]["dead"], told["days_waiting"]) == (60 * 86_400, 0)
         for wrong, says in (
             (["retention", "set"], "nothing to change"),
-            (["retention", "set", "--dead", "23h"], "--dead: must be a timedelta from 1 day"),
+            (["retention", "set", "--dead", "23h"], "--dead: must be from 1d to 3650d, got 23h"),
             (["retention", "set", "--audit", "soon"], "--audit: is not a duration"),
-            (["topic", "set", "mail", "--keep-dead", "4000d"], "--keep-dead: must be a timedelta from 1 day"),
+            (["topic", "set", "mail", "--keep-dead", "4000d"], "--keep-dead: must be from 1d to 3650d, got 4000d"),
         ):
             code, _, error = headgate(capsys, *wrong)
             assert (code, says in error) == (2, True), error

@@ -209,3 +209,9 @@ def test_a_filter_in_place_of_ids_is_a_bulk_operation(run: Shell) -> None:
     code, out, _ = run("bulk", "list", "--filter", run.topic, "-o", "name")
     assert (code, out) == (0, [operation["id"]])
     assert run("bulk", "list", "--filter", "no such text", "-o", "name")[1] == []
+
+
+def test_an_id_of_the_wrong_form_is_named_by_its_option(run: Shell) -> None:
+    form = "must be a UUID, or its first 4 or more hexadecimal digits, got 'zz'"
+    for option in ("--depends-on", "--batch"):
+        assert run("submit", run.topic, "{}", option, "zz") == (2, [], [f"error: {option}: {form}"])

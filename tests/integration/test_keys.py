@@ -187,7 +187,7 @@ async def test_an_admin_creates_keys_of_its_own_tenant_and_system_of_every_one(e
         ({"name": "x" * 101}, "name: 101 characters"),
         ({"name": "a\nb"}, "name: .*control character"),
         ({"scopes": []}, "scopes: is empty"),
-        ({"scopes": ["root"]}, "scopes: has an unknown scope"),
+        ({"scopes": ["work", "root"]}, "scopes: has an unknown scope, got 'root'; use one or more of"),
         ({"topics": ["or*ders"]}, "topics: is not a pattern"),
         ({"expires_in": timedelta(0)}, "expires_in: must be from 1 second"),
         ({"expires_in": timedelta(days=3651)}, "expires_in: must be from 1 second"),

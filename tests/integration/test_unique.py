@@ -222,7 +222,7 @@ async def test_a_repeated_submit_is_answered_as_the_first_time(queue: Queue) -> 
         ({"key": "a\x00"}, "unique: must have 1 to 255 characters and no control character"),
         ({"key": 7}, "unique: must be a str"),
         ({"key": "k", "on_conflict": "drop"}, "on_conflict: must be one of keep, replace, reschedule"),
-        ({"key": "k", "debounce_max": timedelta(0), "on_conflict": "replace"}, "debounce_max: must be a timedelta"),
+        ({"key": "k", "debounce_max": timedelta(0), "on_conflict": "replace"}, "debounce_max: must be from "),
         ({"key": "k", "debounce_max": timedelta(hours=1)}, "debounce_max: has no meaning with keep"),
     ],
 )

@@ -110,6 +110,8 @@ def test_a_misspelt_word_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]
         ("submit", "give the topic: headgate submit mail"),
         ("completion", "give the shell: headgate completion bash"),
         ("schedule put nightly", "give the topic: headgate schedule put NAME mail"),
+        ("key create ops", "--scopes is required; see headgate key create --help"),
+        ("bulk start cancel", "--filter is required; see headgate bulk start --help"),
         ("submit --key", 'command "submit" parameter --key requires an argument'),
         ("pause", "target: give a topic, --tenant or --everything, and one of them; for example: headgate pause mail"),
         ("resume a --tenant", "target: give a topic, --tenant or --everything, and one of them; for example: headgate"),

@@ -173,6 +173,9 @@ def usage_text(error: CycloptsError) -> str:
 def _missing_text(error: MissingArgumentError) -> str:
     """Return which argument is missing, with an example of the command; "" for an option without its value."""
     argument = error.argument
+    if argument is not None and argument.index is None and error.keyword is None and argument.name.startswith("--"):
+        command = " ".join(("headgate", *(error.command_chain or ())))
+        return f"{argument.name} is required; see {command} --help"
     if argument is None or argument.index is None or argument.tokens or error.keyword or error.target is None:
         return ""
     parameters = inspect.signature(error.target).parameters.values()

@@ -109,9 +109,9 @@ def submit_command(
 
     async def act(hg: Headgate) -> None:
         if depends_on is not None:
-            options["depends_on"] = [await hg.admin.full_id("job", one.strip()) for one in depends_on.split(",")]
+            options["depends_on"] = [await _id(hg, "job", one, "--depends-on") for one in depends_on.split(",")]
         if batch is not None:
-            options["batch"] = await hg.admin.full_id("batch", batch)
+            options["batch"] = await _id(hg, "batch", batch, "--batch")
         if file:
             handles = await hg.submit_many(topic, bodies, **options)
             print_list([one.id for one in handles], output, IDS, name=str, empty="no lines", fields=_id_fields)
@@ -137,6 +137,16 @@ def submit_command(
             raise failed
 
     with_client(server, act)
+
+
+async def _id(hg: Headgate, kind: str, text: str, option: str) -> JobId:
+    """The whole id; an error about its form names the option."""
+    try:
+        return await hg.admin.full_id(kind, text.strip())
+    except InvalidInput as error:
+        if type(error) is not InvalidInput:  # several ids begin with the digits: the text lists them
+            raise
+        raise InvalidInput(option, error.problem, hint=error.hint) from None
 
 
 def _check_many(payload: str, **single: object) -> None:

@@ -162,9 +162,9 @@ class KeyView:
 
 def check_scopes(values: object, *, field: str = "scopes") -> frozenset[Scope]:
     """Accept names of scopes."""
-    try:
-        return frozenset(Scope(str(one)) for one in (values if isinstance(values, list | tuple | set) else [values]))
-    except ValueError:
+    given = [str(one) for one in (values if isinstance(values, list | tuple | set) else [values])]
+    if unknown := [one for one in given if one not in set(Scope)]:
         raise InvalidInput(
-            field, f"has an unknown scope, got {shown(values)}", hint=f"use one or more of {', '.join(Scope)}"
-        ) from None
+            field, f"has an unknown scope, got {shown(unknown[0])}", hint=f"use one or more of {', '.join(Scope)}"
+        )
+    return frozenset(map(Scope, given))

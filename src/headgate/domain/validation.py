@@ -125,9 +125,13 @@ def check_span(value: object, *, field: str, low: timedelta, high: timedelta) ->
 
 
 def _span(value: object, *, field: str, low: timedelta, high: timedelta) -> timedelta:
-    if not isinstance(value, timedelta) or not low <= value <= high:
-        raise InvalidInput(field, f"must be a timedelta from {low} to {high}, got {shown(value)}")
-    return value
+    if isinstance(value, timedelta) and low <= value <= high:
+        return value
+    from headgate.domain.units import exact  # which imports this module
+
+    if isinstance(value, timedelta):
+        raise InvalidInput(field, f"must be from {exact(low)} to {exact(high)}, got {exact(value)}")
+    raise InvalidInput(field, f"must be a timedelta from {exact(low)} to {exact(high)}, got {shown(value)}")
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
