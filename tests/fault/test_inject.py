@@ -21,7 +21,7 @@ import pytest
 from tests.fault.lab.inject import CannotInject, need
 from tests.fault.lab.inject.databases import HostileLock, LeakedConnections, PinnedXmin, ReadOnlyDatabase
 from tests.fault.lab.inject.disks import SmallDisk
-from tests.fault.lab.inject.links import Island
+from tests.fault.lab.inject.networks import Island
 from tests.fault.lab.inject.processes import (
     FalseClock,
     FewDescriptors,

@@ -1,4 +1,4 @@
-"""Faults that a machine can do to a process, its disk, its links and its database. Each has `heal`.
+"""Faults that a machine can do to a process, its disk, its network and its database. Each has `heal`.
 
 What this machine cannot do raises `CannotInject` with the reason, before anything was changed: a scenario that needs it
 is then reported as not run, never as passed.
@@ -6,7 +6,7 @@ is then reported as not run, never as passed.
     processes   SIGSTOP of a whole tree, freezer and memory limit by cgroup, few file descriptors, a false clock,
                 a log pipe that no one reads
     disks       a small disk, full or not
-    links       a network namespace whose way out drops, loses or throttles
+    networks    a network namespace whose way out drops, loses or throttles
     databases   connections leaked, locks held, xmin pinned, read-only
 """
 

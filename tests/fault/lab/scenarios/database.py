@@ -15,7 +15,7 @@ from uuid import UUID
 from headgate.domain.errors import HeadgateError
 from headgate.domain.states import EventKind
 from tests.fault.lab.armed_server import ArmedServer, readiness_is
-from tests.fault.lab.inject.links import Island
+from tests.fault.lab.inject.networks import Island
 from tests.fault.lab.load import AGAIN
 from tests.fault.lab.proxy import FaultProxy
 from tests.fault.lab.scenarios import World, scenario

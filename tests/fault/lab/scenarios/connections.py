@@ -15,11 +15,11 @@ from headgate import Headgate
 from headgate.domain.states import State
 from headgate.wire import jobs_pb2
 from headgate.wire import worker_pb2 as pb
-from tests.fault.lab.inject.links import Toward
+from tests.fault.lab.inject.networks import Toward
 from tests.fault.lab.load_notes import random_id
 from tests.fault.lab.proxy_connections import CLIENT
 from tests.fault.lab.scenarios import World, scenario
-from tests.fault.lab.scenarios.slow_links import EVERYWHERE, island_worker
+from tests.fault.lab.scenarios.slow_connections import EVERYWHERE, island_worker
 from tests.fault.lab.steps import (
     OTHERS_LOAD,
     RED,

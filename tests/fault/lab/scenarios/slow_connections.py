@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from headgate.domain.states import EventKind, State
-from tests.fault.lab.inject.links import Island
+from tests.fault.lab.inject.networks import Island
 from tests.fault.lab.process import LabWorker, environ
 from tests.fault.lab.scenarios import World, scenario
 from tests.fault.lab.steps import (
