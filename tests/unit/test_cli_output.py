@@ -189,3 +189,21 @@ def test_a_measured_duration_has_its_two_largest_units(seconds: float, text: str
 def test_the_duration_of_a_setting_is_printed_as_options_accept_it(text: str) -> None:
     assert exact(values.duration(text, field="x")) == text
     assert exact(timedelta(minutes=120)) == "2h"
+
+
+def test_wide_shows_tables_within_a_text_whole_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `headgate status`: its tables say that -o wide has the columns that do not fit."""
+    columns = {f"COLUMN {number}": str for number in range(9)}
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    def shown(output_: str) -> str:
+        output.print_one({}, output_, lambda: ["title", *output.table(["value"], columns)])
+        return capsys.readouterr().out
+
+    assert "columns do not fit" in shown("table")
+    assert all(heading in shown("wide") for heading in columns)
+    assert "do not fit" in shown("table")

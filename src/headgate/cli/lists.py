@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from headgate.cli.connection import with_client
 from headgate.cli.options import ONCE, Server, Watch
-from headgate.cli.output import Columns, as_json, for_people, iso, now, print_lines, print_list
+from headgate.cli.output import Columns, as_json, for_people, iso, now, print_lines, print_list, tables_as_in
 from headgate.domain.filter_parser import parse
 from headgate.domain.filters import Field, Glob, InvalidFilter, Term
 from headgate.sdk import Headgate
@@ -45,7 +45,8 @@ def show_list(
         chosen = columns() if callable(columns) else columns
         print_list(items, format_, chosen, name=name, empty=empty, fields=fields, more=more)
         if for_people(format_):
-            print_lines(notes(items))
+            with tables_as_in(format_):
+                print_lines(notes(items))
 
     async def chosen(hg: Headgate) -> Sequence[T]:
         found = await read(hg)

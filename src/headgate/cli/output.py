@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, TypeVar
@@ -36,6 +38,7 @@ _COLOURS: Final = {
     "blocked": _MAGENTA,
     **dict.fromkeys(("cancelled", "abandoned", "ended"), _GREY),
 }
+_UNCUT: Final = ContextVar("_UNCUT", default=False)
 _NUMBER: Final = re.compile(r"-|-?(0|[1-9][0-9,]*)(\.[0-9]+)?")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -84,7 +87,18 @@ def print_one(item: object, output: str, text: Callable[[], Iterable[str]], *, n
         case "name" if name is not None:
             print_lines(str(name).splitlines())
         case _:
-            print_lines(text())
+            with tables_as_in(output):
+                print_lines(text())
+
+
+@contextmanager
+def tables_as_in(output: str) -> Iterator[None]:
+    """Cut no table in the block, if the format is `wide`: also those that are parts of a larger text."""
+    before = _UNCUT.set(output == "wide")
+    try:
+        yield
+    finally:
+        _UNCUT.reset(before)
 
 
 def for_people(output: str) -> bool:
@@ -101,7 +115,7 @@ def table(items: Iterable[T], columns: Columns[T], *, wide: bool = False) -> lis
     head, values = list(columns), [[value(item) for value in columns.values()] for item in items]
     rows, widths = _cells(head, values)
     hidden = 0
-    if sys.stdout.isatty() and not wide:
+    if sys.stdout.isatty() and not (wide or _UNCUT.get()):
         screen = shutil.get_terminal_size().columns
         if _narrowest(widths) > screen:
             rows, widths = _cells(head, values, brief=True)
