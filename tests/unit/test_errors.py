@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -27,6 +29,16 @@ from headgate.sdk.client.calls import _TRANSIENT
 
 def tree(root: type[HeadgateError] = HeadgateError) -> list[type[HeadgateError]]:
     return [root, *(below for child in root.__subclasses__() for below in tree(child))]
+
+
+def test_the_page_of_codes_has_every_code_that_a_user_can_meet() -> None:
+    importlib.import_module("headgate.testing.server")
+    importlib.import_module("headgate.sdk.encryption")
+    page = (Path(__file__).parents[2] / "docs/reference/errors.md").read_text()
+    shown = {code for row in re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE) for code in re.findall(r"`(\w+)`", row)}
+    public = ("headgate.domain.errors", "headgate.sdk.", "headgate.testing.")
+    kinds = [kind for kind in tree() if kind is not HeadgateError and kind.__module__.startswith(public)]
+    assert {kind.code for kind in kinds} - shown == set()
 
 
 def of_the_domain() -> list[type[HeadgateError]]:
