@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headgate.store.database import Database
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/promises.md"
 NUMBER_OF_PROMISES = 15
@@ -102,3 +104,18 @@ def test_every_command_that_is_named_can_be_made() -> None:
     for target in named:
         if (ROOT / LANES[target]).exists():
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("docs/promises.md", "holds at most {} connections"),
+        ("docs/howto/operate.md", "up to {} database connections"),
+        ("docs/operations/high-availability.md", "up to {} for each headgate server"),
+        ("docs/operations/high-availability.md", "a server keeps up to {} sessions open"),
+    ],
+)
+def test_the_pages_say_how_many_connections_an_instance_opens(page: str, text: str) -> None:
+    words = {17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty", 21: "twenty-one"}
+    most = words[Database("postgresql://nowhere/headgate").connections]
+    assert text.format(most) in " ".join((ROOT / page).read_text().split())
