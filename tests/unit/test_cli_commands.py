@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from headgate.cli import app, main, worker
+from headgate.cli import app, errors, main, worker
 
 FORMATS = ("table", "wide", "json", "ndjson", "yaml", "name")
 DATABASE = {("dev",), ("doctor",), ("migrate",), ("restore-fence",), ("serve",)}
@@ -167,6 +167,34 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     done = subprocess.run(["/bin/bash"], input=script, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == expected
+
+
+def test_words_of_other_systems_are_no_commands_and_lead_to_some(found: dict[tuple[str, ...], App]) -> None:
+    known = {path[:depth] for path in found for depth in (1, 2)}
+    for noun, words in errors._OTHER_WORDS.items():
+        path = (noun,) if noun else ()
+        for word, meant in words.items():
+            assert (*path, word) not in known, (noun, word)
+            target = (*(() if meant.startswith("headgate ") else path), *meant.removeprefix("headgate ").split())
+            assert tuple(part for part in target if not part.startswith("-")) in known, (noun, word, meant)
+
+
+def test_what_shows_one_thing_is_found_as_get_and_as_show(
+    found: dict[tuple[str, ...], App], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`retention get` was answered with "did you mean set?"."""
+    for noun in {path[0] for path in found if len(path) == 2}:
+        for word, other in (("get", "show"), ("show", "get")):
+            if (noun, word) not in found:
+                assert main([noun, word]) == 2
+                meant = other if (noun, other) in found else "list"
+                assert capsys.readouterr().err == f'error: unknown command "{word}"; did you mean "{meant}"?\n'
+
+
+def test_a_verb_for_workers_is_not_taken_for_an_application(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in worker.WORDS_OF_WORKERS:
+        assert main(["worker", word]) == 2
+        assert capsys.readouterr().err.endswith(f"did you mean headgate workers {word}?\n")
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -89,6 +89,7 @@ _BY_REPORT = {
 _SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection", "h11", "litestar", "uvicorn"})
 # Words of other job systems, below each command, and what to type here.
 _RETRY = {"retry": "redrive", "rerun": "redrive", "replay": "redrive", "delete": "discard", "purge": "discard"}
+_GET, _SHOW = {"show": "get"}, {"get": "show"}  # most nouns have one of the two
 _OTHER_WORDS = {
     "": {
         **dict.fromkeys(("enqueue", "push", "add"), "submit"),
@@ -105,15 +106,28 @@ _OTHER_WORDS = {
         "start": "serve",
         "ui": "top",
     },
-    "job": {**_RETRY, "edit-retry": "redrive --payload", "watch": "get --watch", "logs": "events", "show": "get"},
-    "dead": {**_RETRY, "get": "list"},
-    "topic": {**{word: f"headgate {word}" for word in ("pause", "resume")}, "limit": "set", "import": "apply"},
-    "workers": {"pause": "quiet", "get": "list"},
-    "schedule": {"trigger": "run", "create": "put", "add": "put", "remove": "delete", "import": "sync"},
-    "webhook": {"put": "create", "add": "create", "rotate": "rotate-secret", "ping": "test"},
-    "bulk": {"stop": "cancel", "show": "get"},
-    "key": {"delete": "revoke", "add": "create"},
-    "profile": {"add": "login", "create": "login", "delete": "remove", "logout": "remove", "get": "show"},
+    "job": {**_RETRY, **_GET, "edit-retry": "redrive --payload", "log": "logs"},
+    "dead": {**_RETRY, "get": "list", "show": "list"},
+    "topic": {**_GET, **{word: f"headgate {word}" for word in ("pause", "resume")}, "limit": "set", "import": "apply"},
+    "workers": {**_GET, "pause": "quiet", "kill": "stop"},
+    "schedule": {
+        **_GET,
+        **dict.fromkeys(("create", "add"), "put"),
+        "trigger": "run",
+        "remove": "delete",
+        "import": "sync",
+        "disable": "pause",
+        "enable": "resume",
+    },
+    "webhook": {**_GET, "put": "create", "add": "create", "rotate": "rotate-secret", "ping": "test"},
+    "batch": {**_GET, "create": "open", "close": "seal"},
+    "bulk": {**_GET, "stop": "cancel"},
+    "key": {**dict.fromkeys(("get", "show"), "list"), "delete": "revoke", "add": "create"},
+    "session": {"delete": "revoke", "end": "revoke", "get": "list", "show": "list"},
+    "config": _SHOW,
+    "retention": _SHOW,
+    "tenant": _SHOW,
+    "profile": {"add": "login", "create": "login", "delete": "remove", "logout": "remove", **_SHOW},
 }
 _EXAMPLES = {"app": "app:hg", "topic": "mail", "shell": "bash"}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}

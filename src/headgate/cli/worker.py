@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -25,6 +25,8 @@ from headgate.ops.profiles import FIELDS as PROFILE_FIELDS
 from headgate.ops.settings import BY_NAME
 from headgate.sdk import Headgate, JobFields, WorkerOptions
 from headgate.sdk.addresses import trust_of
+
+WORDS_OF_WORKERS: Final = ("list", "get", "quiet", "resume", "stop")
 
 
 @configured("worker", refuses_unknown=False)
@@ -69,6 +71,8 @@ def load(app: str, server: Server = DEFAULT_SERVER) -> Headgate:
         os.environ.pop(BY_NAME[one].variable, None)
     os.environ.update(config.client_environment())
     module_name, _, name = app.partition(":")
+    if app in WORDS_OF_WORKERS:
+        raise InvalidInput("app", f'"{app}" is a command for all workers', hint=f"did you mean headgate workers {app}?")
     if not module_name or not name:
         raise InvalidInput("app", f'"{app}" is not of the form package.module:name', hint="for example: app.jobs:hg")
     if module_name.endswith(".py"):
