@@ -139,7 +139,7 @@ async def test_an_operation_and_a_page_of_operations_are_asked_for_as_they_were_
     monkeypatch.setattr(bulk_service, "caller", Mock())
     jobs = Mock(operations=AsyncMock(return_value=[]))
     service = BulkService(jobs)
-    await service.list_operations(bulk_pb2.ListBulkRequest(before=IDS[0].bytes, limit=7), Mock())
+    await service.list_bulk(bulk_pb2.ListBulkRequest(before=IDS[0].bytes, limit=7), Mock())
     asked = jobs.operations.await_args.kwargs
     assert (asked["before"], asked["limit"], asked["active"]) == (IDS[0], 7, False)
     plan = bulk_pb2.BulkPlan(verb="redrive", filter="topic:mail", delay_ms=1_500, per_second=3, priority=0)

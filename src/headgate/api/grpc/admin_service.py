@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import ClassVar, Final
 from uuid import UUID
-
-import grpc
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, moment, span, state_of
 from headgate.api.grpc.errors import message_of
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.api.grpc.system_codec import system_info
 from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
 from headgate.control.jobs import Jobs
@@ -29,39 +27,39 @@ from headgate.domain.views import AuditFilter, Pause, Status, Target, TargetKind
 from headgate.wire import admin_pb2 as pb
 from headgate.wire import jobs_pb2
 
-NAME: Final = "headgate.v1.AdminService"
 AUDIT_PAGE: Final = 100
 _ID_KINDS: Final = {pb.ID_KIND_JOB: IdKind.JOB, pb.ID_KIND_BATCH: IdKind.BATCH, pb.ID_KIND_BULK: IdKind.BULK}
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdminService:
     """One method per call."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["AdminService"]
+
     def __init__(self, admin: Admin, system: System, jobs: Jobs) -> None:
         self._admin, self._system, self._jobs = admin, system, jobs
 
-    async def pause(self, request: pb.PauseRequest, _call: Call) -> pb.PauseResponse:
+    async def pause(self, request: pb.PauseRequest, _call: Context) -> pb.PauseResponse:
         """Stop dispatch of a target."""
         until = moment(request.until_us, field="until_us") if request.until_us else None
         done = await self._admin.pause(caller(), _target(request.target), reason=request.reason, until=until)
         return pb.PauseResponse(pause=_pause(done))
 
-    async def resume(self, request: pb.ResumeRequest, _call: Call) -> pb.ResumeResponse:
+    async def resume(self, request: pb.ResumeRequest, _call: Context) -> pb.ResumeResponse:
         """Resume dispatch of a target."""
         since = moment(request.since_us, field="since_us") if request.since_us else None
         changed = await self._admin.resume(caller(), _target(request.target), reason=request.reason, since=since)
         return pb.ResumeResponse(changed=changed)
 
-    async def status(self, _request: pb.StatusRequest, _call: Call) -> pb.StatusResponse:
+    async def status(self, _request: pb.StatusRequest, _call: Context) -> pb.StatusResponse:
         """Pauses, topics, instances, retention."""
         return _status(await self._admin.status(caller()))
 
-    async def cancel_jobs(self, request: pb.CancelJobsRequest, _call: Call) -> pb.JobsResponse:
+    async def cancel_jobs(self, request: pb.CancelJobsRequest, _call: Context) -> pb.JobsResponse:
         """Cancel jobs."""
         return _answers(await self._admin.cancel(caller(), _ids(request.ids), reason=request.reason))
 
-    async def redrive_jobs(self, request: pb.RedriveJobsRequest, _call: Call) -> pb.JobsResponse:
+    async def redrive_jobs(self, request: pb.RedriveJobsRequest, _call: Context) -> pb.JobsResponse:
         """Redrive finished jobs."""
         check_integer(request.delay_ms, field="delay_ms", low=0, high=limits.DELAY_MAX_MS)
         return _answers(
@@ -75,11 +73,11 @@ class AdminService:
             )
         )
 
-    async def discard_jobs(self, request: pb.DiscardJobsRequest, _call: Call) -> pb.JobsResponse:
+    async def discard_jobs(self, request: pb.DiscardJobsRequest, _call: Context) -> pb.JobsResponse:
         """Remove dead and cancelled jobs."""
         return _answers(await self._admin.discard(caller(), _ids(request.ids), reason=request.reason))
 
-    async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, _call: Call) -> pb.JobsResponse:
+    async def reprioritise_jobs(self, request: pb.ReprioritiseJobsRequest, _call: Context) -> pb.JobsResponse:
         """Change the priority of queued jobs."""
         return _answers(
             await self._admin.reprioritise(
@@ -87,11 +85,11 @@ class AdminService:
             )
         )
 
-    async def move_jobs(self, request: pb.MoveJobsRequest, _call: Call) -> pb.JobsResponse:
+    async def move_jobs(self, request: pb.MoveJobsRequest, _call: Context) -> pb.JobsResponse:
         """Move queued jobs to another topic."""
         return _answers(await self._admin.move(caller(), _ids(request.ids), topic=request.topic, reason=request.reason))
 
-    async def list_workers(self, request: pb.ListWorkersRequest, _call: Call) -> pb.ListWorkersResponse:
+    async def list_workers(self, request: pb.ListWorkersRequest, _call: Context) -> pb.ListWorkersResponse:
         """The connected workers."""
         found = await self._admin.workers(caller(), running=request.running)
         return pb.ListWorkersResponse(
@@ -137,7 +135,7 @@ class AdminService:
             ],
         )
 
-    async def find_ids(self, request: pb.FindIdsRequest, _call: Call) -> pb.FindIdsResponse:
+    async def find_ids(self, request: pb.FindIdsRequest, _call: Context) -> pb.FindIdsResponse:
         """Ids that begin with some digits."""
         kind = _ID_KINDS.get(request.kind)
         if kind is None:
@@ -145,7 +143,7 @@ class AdminService:
         ids, more = await self._admin.find_ids(caller(), kind, request.prefix)
         return pb.FindIdsResponse(ids=[one.bytes for one in ids], more=more)
 
-    async def list_job_logs(self, request: pb.ListJobLogsRequest, _call: Call) -> pb.ListJobLogsResponse:
+    async def list_job_logs(self, request: pb.ListJobLogsRequest, _call: Context) -> pb.ListJobLogsResponse:
         """Log lines of a job."""
         page = await self._jobs.logs(
             caller(),
@@ -175,25 +173,25 @@ class AdminService:
             more=page.more,
         )
 
-    async def quiet_worker(self, request: pb.QuietWorkerRequest, _call: Call) -> pb.QuietWorkerResponse:
+    async def quiet_worker(self, request: pb.QuietWorkerRequest, _call: Context) -> pb.QuietWorkerResponse:
         """Stop deliveries to a worker."""
         check_integer(request.for_ms, field="for_ms", low=0, high=limits.DELAY_MAX_MS)
         quiet_for = timedelta(milliseconds=request.for_ms) if request.for_ms else QUIET_DEFAULT
         quiet = await self._admin.quiet(caller(), request.worker, reason=request.reason, span=quiet_for)
         return pb.QuietWorkerResponse(since_us=at_us(quiet.since), until_us=at_us(quiet.until))
 
-    async def resume_worker(self, request: pb.ResumeWorkerRequest, _call: Call) -> pb.ResumeWorkerResponse:
+    async def resume_worker(self, request: pb.ResumeWorkerRequest, _call: Context) -> pb.ResumeWorkerResponse:
         """Resume deliveries to a worker."""
         return pb.ResumeWorkerResponse(
             changed=await self._admin.resume_worker(caller(), request.worker, reason=request.reason)
         )
 
-    async def stop_worker(self, request: pb.StopWorkerRequest, _call: Call) -> pb.StopWorkerResponse:
+    async def stop_worker(self, request: pb.StopWorkerRequest, _call: Context) -> pb.StopWorkerResponse:
         """Ask the connected processes of a worker to stop."""
         asked = await self._admin.stop_worker(caller(), request.worker, reason=request.reason)
         return pb.StopWorkerResponse(since_us=at_us(asked.since), sessions=asked.sessions)
 
-    async def list_audit(self, request: pb.ListAuditRequest, _call: Call) -> pb.ListAuditResponse:
+    async def list_audit(self, request: pb.ListAuditRequest, _call: Context) -> pb.ListAuditResponse:
         """Audit entries, newest first."""
         wanted = AuditFilter(
             actor=request.actor,
@@ -224,7 +222,7 @@ class AdminService:
             ],
         )
 
-    async def set_retention(self, request: pb.SetRetentionRequest, _call: Call) -> pb.RetentionRules:
+    async def set_retention(self, request: pb.SetRetentionRequest, _call: Context) -> pb.RetentionRules:
         """Change the retention rules."""
         changes = {
             name: span(getattr(request.rules, f"{name}_ms"), name)
@@ -233,44 +231,16 @@ class AdminService:
         }
         return _rules(await self._admin.set_retention(caller(), changes, reason=request.reason))
 
-    async def get_system(self, _request: pb.GetSystemRequest, _call: Call) -> pb.SystemInfo:
+    async def get_system(self, _request: pb.GetSystemRequest, _call: Context) -> pb.SystemInfo:
         """What the installation runs with."""
         return system_info(await self._system.report(caller()))
 
-    async def run_retention(self, _request: pb.RunRetentionRequest, _call: Call) -> pb.RunRetentionResponse:
+    async def run_retention(self, _request: pb.RunRetentionRequest, _call: Context) -> pb.RunRetentionResponse:
         """One retention pass."""
         done = await self._admin.run_retention(caller())
         return pb.RunRetentionResponse(
             jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked
         )
-
-
-def methods(admin: Admin, system: System, jobs: Jobs) -> grpc.GenericRpcHandler:
-    """The service's methods."""
-    service = AdminService(admin, system, jobs)
-    return grpc_service(
-        NAME,
-        {
-            "Pause": unary(service.pause, pb.PauseRequest, pb.PauseResponse),
-            "Resume": unary(service.resume, pb.ResumeRequest, pb.ResumeResponse),
-            "Status": unary(service.status, pb.StatusRequest, pb.StatusResponse),
-            "CancelJobs": unary(service.cancel_jobs, pb.CancelJobsRequest, pb.JobsResponse),
-            "RedriveJobs": unary(service.redrive_jobs, pb.RedriveJobsRequest, pb.JobsResponse),
-            "DiscardJobs": unary(service.discard_jobs, pb.DiscardJobsRequest, pb.JobsResponse),
-            "ReprioritiseJobs": unary(service.reprioritise_jobs, pb.ReprioritiseJobsRequest, pb.JobsResponse),
-            "MoveJobs": unary(service.move_jobs, pb.MoveJobsRequest, pb.JobsResponse),
-            "ListWorkers": unary(service.list_workers, pb.ListWorkersRequest, pb.ListWorkersResponse),
-            "StopWorker": unary(service.stop_worker, pb.StopWorkerRequest, pb.StopWorkerResponse),
-            "QuietWorker": unary(service.quiet_worker, pb.QuietWorkerRequest, pb.QuietWorkerResponse),
-            "ResumeWorker": unary(service.resume_worker, pb.ResumeWorkerRequest, pb.ResumeWorkerResponse),
-            "ListAudit": unary(service.list_audit, pb.ListAuditRequest, pb.ListAuditResponse),
-            "FindIds": unary(service.find_ids, pb.FindIdsRequest, pb.FindIdsResponse),
-            "ListJobLogs": unary(service.list_job_logs, pb.ListJobLogsRequest, pb.ListJobLogsResponse),
-            "SetRetention": unary(service.set_retention, pb.SetRetentionRequest, pb.RetentionRules),
-            "GetSystem": unary(service.get_system, pb.GetSystemRequest, pb.SystemInfo),
-            "RunRetention": unary(service.run_retention, pb.RunRetentionRequest, pb.RunRetentionResponse),
-        },
-    )
 
 
 def _target(target: pb.Target) -> Target:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
+from typing import Any, ClassVar
 
 from headgate.api.grpc import codec, submit_codec
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.methods import Context, grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.batches import Batches
 from headgate.domain import limits
 from headgate.domain.dependencies import BatchStatus
@@ -18,6 +16,8 @@ from headgate.wire import batches_pb2 as pb
 
 class BatchService:
     """OpenBatch, SealBatch, GetBatch, ListBatches."""
+
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["BatchService"]
 
     def __init__(self, batches: Batches[Any, Any]) -> None:
         self._batches = batches
@@ -73,17 +73,4 @@ def info(batch: BatchStatus) -> pb.BatchInfo:
         callback_id=batch.callback_id.bytes if batch.callback_id else b"",
         callback_state=codec.state_of(batch.callback_state),
         more_members=batch.more_members,
-    )
-
-
-def batch_methods(service: BatchService) -> grpc.GenericRpcHandler:
-    """The service's calls."""
-    return grpc_service(
-        "headgate.v1.BatchService",
-        {
-            "OpenBatch": unary(service.open_batch, pb.OpenBatchRequest, pb.BatchInfo),
-            "SealBatch": unary(service.seal_batch, pb.SealBatchRequest, pb.BatchInfo),
-            "GetBatch": unary(service.get_batch, pb.GetBatchRequest, pb.BatchInfo),
-            "ListBatches": unary(service.list_batches, pb.ListBatchesRequest, pb.ListBatchesResponse),
-        },
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import ClassVar
 from uuid import UUID
-
-import grpc
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, duration, state_counts, state_of
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.bulk import Bulk, Request
 from headgate.domain import limits
 from headgate.domain.bulk import BulkOperation, DeadGroup, JobLine
@@ -17,7 +15,6 @@ from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import bulk_pb2 as pb
 from headgate.wire import jobs_pb2
 
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 COUNT_DEFAULT = 10_000
 GROUPS_DEFAULT = 100
 
@@ -25,10 +22,12 @@ GROUPS_DEFAULT = 100
 class BulkService:
     """ListJobs, CountJobs, ListDeadGroups, and the methods on bulk operations."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["BulkService"]
+
     def __init__(self, jobs: Bulk) -> None:
         self._jobs = jobs
 
-    async def list_jobs(self, request: pb.ListJobsRequest, _call: Call) -> pb.ListJobsResponse:
+    async def list_jobs(self, request: pb.ListJobsRequest, _call: Context) -> pb.ListJobsResponse:
         """One page of the jobs that match."""
         who = caller()
         page = await self._jobs.list_jobs(
@@ -42,13 +41,13 @@ class BulkService:
             jobs=[_line(job, who.tenant) for job in page.jobs], cursor=page.cursor, partial=page.partial
         )
 
-    async def count_jobs(self, request: pb.CountJobsRequest, _call: Call) -> pb.CountJobsResponse:
+    async def count_jobs(self, request: pb.CountJobsRequest, _call: Context) -> pb.CountJobsResponse:
         """The number of jobs that match."""
         who = caller()
         counted = await self._jobs.count_jobs(who, request.filter, up_to=request.up_to or COUNT_DEFAULT)
         return pb.CountJobsResponse(counts=state_counts(counted.by_state), total=counted.total, exact=counted.exact)
 
-    async def list_dead_groups(self, request: pb.ListDeadGroupsRequest, _call: Call) -> pb.ListDeadGroupsResponse:
+    async def list_dead_groups(self, request: pb.ListDeadGroupsRequest, _call: Context) -> pb.ListDeadGroupsResponse:
         """Dead letters grouped by topic and error."""
         who = caller()
         found = await self._jobs.dead_groups(who, request.topic, limit=request.limit or GROUPS_DEFAULT)
@@ -58,7 +57,7 @@ class BulkService:
             exact=found.exact,
         )
 
-    async def preview(self, request: pb.BulkPlan, _call: Call) -> pb.BulkPreview:
+    async def preview_bulk(self, request: pb.BulkPlan, _call: Context) -> pb.BulkPreview:
         """What an operation would change."""
         who = caller()
         found = await self._jobs.preview(who, _request(request))
@@ -71,15 +70,15 @@ class BulkService:
             sample=[_line(job, who.tenant) for job in found.sample],
         )
 
-    async def start(self, request: pb.StartBulkRequest, _call: Call) -> pb.BulkOperation:
+    async def start_bulk(self, request: pb.StartBulkRequest, _call: Context) -> pb.BulkOperation:
         """Start an operation."""
         return _operation(await self._jobs.start(caller(), _id(request.id), _request(request.plan)))
 
-    async def get(self, request: pb.GetBulkRequest, _call: Call) -> pb.BulkOperation:
+    async def get_bulk(self, request: pb.GetBulkRequest, _call: Context) -> pb.BulkOperation:
         """One operation."""
         return _operation(await self._jobs.operation(caller(), _id(request.id)))
 
-    async def list_operations(self, request: pb.ListBulkRequest, _call: Call) -> pb.ListBulkResponse:
+    async def list_bulk(self, request: pb.ListBulkRequest, _call: Context) -> pb.ListBulkResponse:
         """Operations, newest first."""
         who = caller()
         found = await self._jobs.operations(
@@ -90,7 +89,7 @@ class BulkService:
         )
         return pb.ListBulkResponse(operations=[_operation(one) for one in found])
 
-    async def cancel(self, request: pb.CancelBulkRequest, _call: Call) -> pb.BulkOperation:
+    async def cancel_bulk(self, request: pb.CancelBulkRequest, _call: Context) -> pb.BulkOperation:
         """Stop an operation."""
         return _operation(await self._jobs.cancel(caller(), _id(request.id), reason=request.reason))
 
@@ -106,23 +105,6 @@ def dead_group(group: DeadGroup) -> pb.DeadGroup:
         last_us=at_us(group.last_at),
         sample_id=group.sample_id.bytes,
         sample_error=group.sample_error,
-    )
-
-
-def bulk_methods(service: BulkService) -> grpc.GenericRpcHandler:
-    """The service's methods."""
-    return grpc_service(
-        "headgate.v1.BulkService",
-        {
-            "ListJobs": unary(service.list_jobs, pb.ListJobsRequest, pb.ListJobsResponse),
-            "CountJobs": unary(service.count_jobs, pb.CountJobsRequest, pb.CountJobsResponse),
-            "ListDeadGroups": unary(service.list_dead_groups, pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse),
-            "PreviewBulk": unary(service.preview, pb.BulkPlan, pb.BulkPreview),
-            "StartBulk": unary(service.start, pb.StartBulkRequest, pb.BulkOperation),
-            "GetBulk": unary(service.get, pb.GetBulkRequest, pb.BulkOperation),
-            "ListBulk": unary(service.list_operations, pb.ListBulkRequest, pb.ListBulkResponse),
-            "CancelBulk": unary(service.cancel, pb.CancelBulkRequest, pb.BulkOperation),
-        },
     )
 
 

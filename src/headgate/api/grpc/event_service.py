@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar
 from uuid import UUID
-
-import grpc
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, state_of
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.events import Events
 from headgate.domain.errors import InvalidInput
 from headgate.domain.events import EventFilter, StreamEvent
@@ -18,17 +16,16 @@ from headgate.domain.ids import ID_BYTES
 from headgate.domain.states import State
 from headgate.wire import events_pb2
 
-NAME: Final = "headgate.v1.EventService"
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
 
 class EventService:
     """ReadEvents."""
 
+    protocol: ClassVar = events_pb2.DESCRIPTOR.services_by_name["EventService"]
+
     def __init__(self, events: Events) -> None:
         self._events = events
 
-    async def read_events(self, request: events_pb2.ReadEventsRequest, _call: Call) -> events_pb2.ReadEventsResponse:
+    async def read_events(self, request: events_pb2.ReadEventsRequest, _call: Context) -> events_pb2.ReadEventsResponse:
         """The events after a position."""
         wanted = EventFilter(
             topics=frozenset(request.topics),
@@ -66,9 +63,3 @@ def _event(event: StreamEvent) -> events_pb2.StreamEvent:
         detail=json.dumps(others | (detail or {})) if others or detail else "",
         **data,
     )
-
-
-def event_methods(service: EventService) -> grpc.GenericRpcHandler:
-    """The methods of the service."""
-    pb = events_pb2
-    return grpc_service(NAME, {"ReadEvents": unary(service.read_events, pb.ReadEventsRequest, pb.ReadEventsResponse)})

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
-
-import grpc
+from typing import ClassVar, Final
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.keys import Keys
 from headgate.control.web_sessions import WebSessions
 from headgate.domain import limits
@@ -18,18 +16,18 @@ from headgate.domain.validation import check_integer
 from headgate.domain.web_sessions import WebSession
 from headgate.wire import keys_pb2 as pb
 
-NAME: Final = "headgate.v1.KeyService"
 PAGE: Final = 100
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class KeyService:
     """One method per call."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["KeyService"]
+
     def __init__(self, keys: Keys, sessions: WebSessions) -> None:
         self._keys, self._sessions = keys, sessions
 
-    async def create_key(self, request: pb.CreateKeyRequest, _call: Call) -> pb.KeyResponse:
+    async def create_key(self, request: pb.CreateKeyRequest, _call: Context) -> pb.KeyResponse:
         """Create a key."""
         check_integer(request.expires_in_ms, field="expires_in_ms", low=0, high=limits.DELAY_MAX_MS)
         limited = request.limited_to_topics or bool(request.topics)
@@ -44,34 +42,34 @@ class KeyService:
         )
         return pb.KeyResponse(info=_info(view), key=key)
 
-    async def get_key(self, request: pb.GetKeyRequest, _call: Call) -> pb.KeyInfo:
+    async def get_key(self, request: pb.GetKeyRequest, _call: Context) -> pb.KeyInfo:
         """One key."""
         return _info(await self._keys.get(caller(), request.id))
 
-    async def list_keys(self, request: pb.ListKeysRequest, _call: Call) -> pb.ListKeysResponse:
+    async def list_keys(self, request: pb.ListKeysRequest, _call: Context) -> pb.ListKeysResponse:
         """A page of keys."""
         found, after = await self._keys.page(
             caller(), revoked=request.revoked, after=request.after, limit=request.limit or PAGE
         )
         return pb.ListKeysResponse(keys=map(_info, found), after=after)
 
-    async def rotate_key(self, request: pb.RotateKeyRequest, _call: Call) -> pb.KeyResponse:
+    async def rotate_key(self, request: pb.RotateKeyRequest, _call: Context) -> pb.KeyResponse:
         """A new secret."""
         check_integer(request.overlap_ms, field="overlap_ms", low=0, high=limits.DELAY_MAX_MS)
         overlap = timedelta(milliseconds=request.overlap_ms)
         view, key = await self._keys.rotate(caller(), request.id, overlap=overlap, reason=request.reason)
         return pb.KeyResponse(info=_info(view), key=key)
 
-    async def revoke_key(self, request: pb.RevokeKeyRequest, _call: Call) -> pb.KeyInfo:
+    async def revoke_key(self, request: pb.RevokeKeyRequest, _call: Context) -> pb.KeyInfo:
         """End a key."""
         return _info(await self._keys.revoke(caller(), request.id, reason=request.reason))
 
-    async def list_sessions(self, request: pb.ListSessionsRequest, _call: Call) -> pb.ListSessionsResponse:
+    async def list_sessions(self, request: pb.ListSessionsRequest, _call: Context) -> pb.ListSessionsResponse:
         """A page of sessions."""
         found, after = await self._sessions.page(caller(), after=request.after, limit=request.limit or PAGE)
         return pb.ListSessionsResponse(sessions=map(_session, found), after=after)
 
-    async def revoke_session(self, request: pb.RevokeSessionRequest, _call: Call) -> pb.SessionInfo:
+    async def revoke_session(self, request: pb.RevokeSessionRequest, _call: Context) -> pb.SessionInfo:
         """End a session."""
         return _session(await self._sessions.revoke(caller(), request.id, reason=request.reason))
 
@@ -107,20 +105,4 @@ def _session(one: WebSession) -> pb.SessionInfo:
         seen_us=at_us(one.seen_at),
         address=one.address,
         agent=one.agent,
-    )
-
-
-def key_methods(service: KeyService) -> grpc.GenericRpcHandler:
-    """The methods of the service."""
-    return grpc_service(
-        NAME,
-        {
-            "CreateKey": unary(service.create_key, pb.CreateKeyRequest, pb.KeyResponse),
-            "GetKey": unary(service.get_key, pb.GetKeyRequest, pb.KeyInfo),
-            "ListKeys": unary(service.list_keys, pb.ListKeysRequest, pb.ListKeysResponse),
-            "RotateKey": unary(service.rotate_key, pb.RotateKeyRequest, pb.KeyResponse),
-            "RevokeKey": unary(service.revoke_key, pb.RevokeKeyRequest, pb.KeyInfo),
-            "ListSessions": unary(service.list_sessions, pb.ListSessionsRequest, pb.ListSessionsResponse),
-            "RevokeSession": unary(service.revoke_session, pb.RevokeSessionRequest, pb.SessionInfo),
-        },
     )

@@ -7,12 +7,14 @@ methods are registered as streams of requests; on the wire that is the same.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from headgate.api.errors import RequestTimeout
 from headgate.api.grpc.auth import ADMISSION
@@ -185,3 +187,22 @@ def grpc_service(
     return grpc.method_handlers_generic_handler(
         name, {method: made(rules[f"/{name}/{method}"]) for method, made in methods.items()}
     )
+
+
+class UnaryService(Protocol):
+    """A service of unary calls. For a method `ListJobs` of its protocol it has the function `list_jobs`."""
+
+    protocol: ClassVar[ServiceDescriptor]
+
+
+def unary_service(service: UnaryService) -> grpc.GenericRpcHandler:
+    """The handler of a service; the protocol says which messages its methods take and return."""
+    methods = {
+        method.name: unary(
+            getattr(service, re.sub("(?<=[a-z])(?=[A-Z])", "_", method.name).lower()),
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+        )
+        for method in service.protocol.methods
+    }
+    return grpc_service(service.protocol.full_name, methods)

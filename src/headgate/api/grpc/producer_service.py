@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -20,6 +20,8 @@ from headgate.control.submit import Submits
 from headgate.domain.ids import id_from_bytes
 from headgate.wire import jobs_pb2
 from headgate.wire import producer_pb2 as pb
+
+NAME: Final = "headgate.v1.ProducerService"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class ProducerService:
 def producer_methods(service: ProducerService, peers: PeerStreams) -> grpc.GenericRpcHandler:
     """The service's methods; `peers` bounds the streams."""
     return grpc_service(
-        "headgate.v1.ProducerService",
+        NAME,
         {
             "Produce": bidi_stream(peers.bounded(service.produce), pb.ProducerFrame, pb.ProducerReply),
             "Submit": unary(service.submit, pb.SubmitRequest, pb.SubmitResponse),

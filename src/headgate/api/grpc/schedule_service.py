@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
-import grpc
+from typing import ClassVar
 
 from headgate.api.grpc import schedule_codec as codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, moment
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.schedules import Schedules
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import schedules_pb2 as pb
 
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 NEXT_DEFAULT = 5
 
 
 class ScheduleService:
     """Put, Get, List, Delete, Pause, Resume, Trigger, Next, Jobs."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["ScheduleService"]
+
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules
 
-    async def put(self, request: pb.PutScheduleRequest, _call: Call) -> pb.PutScheduleResponse:
+    async def put(self, request: pb.PutScheduleRequest, _call: Context) -> pb.PutScheduleResponse:
         """Create or replace."""
         identity = caller()
         expected = request.expected_version if request.HasField("expected_version") else None
@@ -35,11 +34,11 @@ class ScheduleService:
         )
         return pb.PutScheduleResponse(schedule=codec.schedule(view), changed=changed)
 
-    async def get(self, request: pb.GetScheduleRequest, _call: Call) -> pb.Schedule:
+    async def get(self, request: pb.GetScheduleRequest, _call: Context) -> pb.Schedule:
         """One schedule."""
         return codec.schedule(await self._schedules.get(caller(), request.name))
 
-    async def listed(self, request: pb.ListSchedulesRequest, _call: Call) -> pb.ListSchedulesResponse:
+    async def list(self, request: pb.ListSchedulesRequest, _call: Context) -> pb.ListSchedulesResponse:
         """A page of schedules."""
         views = await self._schedules.listed(
             caller(),
@@ -49,22 +48,22 @@ class ScheduleService:
         )
         return pb.ListSchedulesResponse(schedules=[codec.schedule(view) for view in views])
 
-    async def delete(self, request: pb.DeleteScheduleRequest, _call: Call) -> pb.DeleteScheduleResponse:
+    async def delete(self, request: pb.DeleteScheduleRequest, _call: Context) -> pb.DeleteScheduleResponse:
         """Remove one."""
         expected = request.expected_version if request.HasField("expected_version") else None
         await self._schedules.delete(caller(), request.name, expected=expected, reason=request.reason)
         return pb.DeleteScheduleResponse()
 
-    async def pause(self, request: pb.PauseScheduleRequest, _call: Call) -> pb.Schedule:
+    async def pause(self, request: pb.PauseScheduleRequest, _call: Context) -> pb.Schedule:
         """Stop firing."""
         return codec.schedule(await self._schedules.pause(caller(), request.name, reason=request.reason))
 
-    async def resume(self, request: pb.ResumeScheduleRequest, _call: Call) -> pb.Schedule:
+    async def resume(self, request: pb.ResumeScheduleRequest, _call: Context) -> pb.Schedule:
         """Fire again."""
         since = moment(request.paused_us, field="paused_us") if request.paused_us else None
         return codec.schedule(await self._schedules.resume(caller(), request.name, reason=request.reason, since=since))
 
-    async def trigger(self, request: pb.TriggerScheduleRequest, _call: Call) -> pb.TriggerScheduleResponse:
+    async def trigger(self, request: pb.TriggerScheduleRequest, _call: Context) -> pb.TriggerScheduleResponse:
         """Create one job now."""
         job_id, created = await self._schedules.trigger(
             caller(),
@@ -74,7 +73,7 @@ class ScheduleService:
         )
         return pb.TriggerScheduleResponse(job_id=job_id.bytes, created=created)
 
-    async def upcoming(self, request: pb.NextRequest, _call: Call) -> pb.NextResponse:
+    async def next(self, request: pb.NextRequest, _call: Context) -> pb.NextResponse:
         """The next occurrences."""
         identity = caller()
         count = request.count or NEXT_DEFAULT
@@ -94,7 +93,7 @@ class ScheduleService:
             at_us=[at_us(at) for at in found], zone=codec.zone_of(view.spec.timing), paused=view.paused
         )
 
-    async def jobs(self, request: pb.ScheduleJobsRequest, _call: Call) -> pb.ScheduleJobsResponse:
+    async def jobs(self, request: pb.ScheduleJobsRequest, _call: Context) -> pb.ScheduleJobsResponse:
         """The jobs that it created."""
         found = await self._schedules.jobs(
             caller(),
@@ -103,21 +102,3 @@ class ScheduleService:
             limit=request.limit or limits.PAGE_DEFAULT,
         )
         return pb.ScheduleJobsResponse(jobs=[codec.scheduled_job(job) for job in found])
-
-
-def schedule_methods(service: ScheduleService) -> grpc.GenericRpcHandler:
-    """The service's methods."""
-    return grpc_service(
-        "headgate.v1.ScheduleService",
-        {
-            "Put": unary(service.put, pb.PutScheduleRequest, pb.PutScheduleResponse),
-            "Get": unary(service.get, pb.GetScheduleRequest, pb.Schedule),
-            "List": unary(service.listed, pb.ListSchedulesRequest, pb.ListSchedulesResponse),
-            "Delete": unary(service.delete, pb.DeleteScheduleRequest, pb.DeleteScheduleResponse),
-            "Pause": unary(service.pause, pb.PauseScheduleRequest, pb.Schedule),
-            "Resume": unary(service.resume, pb.ResumeScheduleRequest, pb.Schedule),
-            "Trigger": unary(service.trigger, pb.TriggerScheduleRequest, pb.TriggerScheduleResponse),
-            "Next": unary(service.upcoming, pb.NextRequest, pb.NextResponse),
-            "Jobs": unary(service.jobs, pb.ScheduleJobsRequest, pb.ScheduleJobsResponse),
-        },
-    )

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import grpc
+from typing import ClassVar
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.bulk_service import dead_group
 from headgate.api.grpc.codec import at_us, state_counts
-from headgate.api.grpc.methods import Context, grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.stats import FAILING_DEFAULT, Stats
 from headgate.domain.stats import Flows, Interval, Latency
 from headgate.domain.validation import to_ms
 from headgate.wire import stats_pb2 as pb
 
-NAME: Final = "headgate.v1.StatsService"
-
 
 class StatsService:
     """GetStats, ListFailing."""
+
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["StatsService"]
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
@@ -71,14 +69,3 @@ def _interval(one: Interval) -> pb.Interval:
 
 def _latency(found: Latency | None) -> pb.LatencyInfo | None:
     return None if found is None else pb.LatencyInfo(count=found.count, p50_s=found.p50, p99_s=found.p99)
-
-
-def stats_methods(service: StatsService) -> grpc.GenericRpcHandler:
-    """The methods of the service."""
-    return grpc_service(
-        NAME,
-        {
-            "GetStats": unary(service.get_stats, pb.GetStatsRequest, pb.GetStatsResponse),
-            "ListFailing": unary(service.list_failing, pb.ListFailingRequest, pb.ListFailingResponse),
-        },
-    )

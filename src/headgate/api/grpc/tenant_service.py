@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
-
-import grpc
+from typing import ClassVar, Final
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.tenants import Tenants
 from headgate.domain.rate_limits import rate_text
 from headgate.domain.tenants import QUOTAS, Quota, TenantView, changes_of
 from headgate.domain.topic_limits import Rate
 from headgate.wire import tenants_pb2 as pb
 
-NAME: Final = "headgate.v1.TenantService"
 PAGE: Final = 100
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class TenantService:
     """One method per call."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["TenantService"]
+
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
-    async def get_tenant(self, request: pb.GetTenantRequest, _call: Call) -> pb.TenantInfo:
+    async def get_tenant(self, request: pb.GetTenantRequest, _call: Context) -> pb.TenantInfo:
         """One tenant."""
         return _info(await self._tenants.get(caller(), request.name))
 
-    async def list_tenants(self, request: pb.ListTenantsRequest, _call: Call) -> pb.ListTenantsResponse:
+    async def list_tenants(self, request: pb.ListTenantsRequest, _call: Context) -> pb.ListTenantsResponse:
         """A page of tenants."""
         found, after = await self._tenants.page(caller(), after=request.after, limit=request.limit or PAGE)
         return pb.ListTenantsResponse(tenants=map(_info, found), after=after)
 
-    async def set_tenant(self, request: pb.SetTenantRequest, _call: Call) -> pb.TenantInfo:
+    async def set_tenant(self, request: pb.SetTenantRequest, _call: Context) -> pb.TenantInfo:
         """Set quotas of a tenant."""
         changes = _changes(request.quotas, request.release)
         return _info(await self._tenants.set_quotas(caller(), request.name, changes, reason=request.reason))
 
-    async def get_tenant_defaults(self, _request: pb.GetTenantDefaultsRequest, _call: Call) -> pb.TenantQuotas:
+    async def get_tenant_defaults(self, _request: pb.GetTenantDefaultsRequest, _call: Context) -> pb.TenantQuotas:
         """The quotas of tenants without their own."""
         return _quotas(await self._tenants.defaults(caller()))
 
-    async def set_tenant_defaults(self, request: pb.SetTenantDefaultsRequest, _call: Call) -> pb.TenantQuotas:
+    async def set_tenant_defaults(self, request: pb.SetTenantDefaultsRequest, _call: Context) -> pb.TenantQuotas:
         """Set quotas of tenants without their own."""
         changes = _changes(request.quotas, request.release)
         return _quotas(await self._tenants.set_defaults(caller(), changes, reason=request.reason))
@@ -68,18 +66,4 @@ def _info(view: TenantView) -> pb.TenantInfo:
         used=view.used,
         stored_measured_us=at_us(view.measured_at),
         created_us=at_us(view.created_at),
-    )
-
-
-def tenant_methods(service: TenantService) -> grpc.GenericRpcHandler:
-    """The methods of the service."""
-    return grpc_service(
-        NAME,
-        {
-            "GetTenant": unary(service.get_tenant, pb.GetTenantRequest, pb.TenantInfo),
-            "ListTenants": unary(service.list_tenants, pb.ListTenantsRequest, pb.ListTenantsResponse),
-            "SetTenant": unary(service.set_tenant, pb.SetTenantRequest, pb.TenantInfo),
-            "GetTenantDefaults": unary(service.get_tenant_defaults, pb.GetTenantDefaultsRequest, pb.TenantQuotas),
-            "SetTenantDefaults": unary(service.set_tenant_defaults, pb.SetTenantDefaultsRequest, pb.TenantQuotas),
-        },
     )

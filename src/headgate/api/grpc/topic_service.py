@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
-
-import grpc
+from typing import Any, ClassVar, Final
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, policy_message, retry_policy, span
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.topic_policies import TopicPolicies
 from headgate.control.topics import Topics
 from headgate.domain.backoff import RetryPolicy
@@ -20,7 +18,6 @@ from headgate.domain.topic_rules import LIMITS, RULES, Declaration
 from headgate.domain.views import TopicView
 from headgate.wire import topics_pb2 as pb
 
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _US: Final = timedelta(microseconds=1)
 _MS: Final = timedelta(milliseconds=1)
 
@@ -28,26 +25,28 @@ _MS: Final = timedelta(milliseconds=1)
 class TopicService:
     """ListTopics, GetTopic, SetTopic, ApplyTopic, ListTopicVersions, ReleaseTopic, DeclareTopics."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["TopicService"]
+
     def __init__(self, topics: Topics, policies: TopicPolicies) -> None:
         self._topics, self._policies = topics, policies
 
-    async def list_topics(self, request: pb.ListTopicsRequest, _call: Call) -> pb.ListTopicsResponse:
+    async def list_topics(self, request: pb.ListTopicsRequest, _call: Context) -> pb.ListTopicsResponse:
         """A page of topics by name."""
         found, after = await self._topics.page(caller(), after=request.after, limit=request.limit or 100)
         return pb.ListTopicsResponse(topics=map(topic_info, found), next=after)
 
-    async def get_topic(self, request: pb.GetTopicRequest, _call: Call) -> pb.TopicInfo:
+    async def get_topic(self, request: pb.GetTopicRequest, _call: Context) -> pb.TopicInfo:
         """One topic."""
         return topic_info(await self._topics.get(caller(), request.name))
 
-    async def set_topic(self, request: pb.SetTopicRequest, _call: Call) -> pb.TopicInfo:
+    async def set_topic(self, request: pb.SetTopicRequest, _call: Context) -> pb.TopicInfo:
         """Change the settings given."""
         view = await self._topics.set(
             caller(), request.name, changes_of(request.settings), clear=request.clear, reason=request.reason
         )
         return topic_info(view)
 
-    async def apply_topic(self, request: pb.ApplyTopicRequest, _call: Call) -> pb.ApplyTopicResponse:
+    async def apply_topic(self, request: pb.ApplyTopicRequest, _call: Context) -> pb.ApplyTopicResponse:
         """Set what a document names."""
         applied = await self._policies.apply(
             caller(),
@@ -67,7 +66,7 @@ class TopicService:
         )
 
     async def list_topic_versions(
-        self, request: pb.ListTopicVersionsRequest, _call: Call
+        self, request: pb.ListTopicVersionsRequest, _call: Context
     ) -> pb.ListTopicVersionsResponse:
         """A page of versions, newest first."""
         found = await self._policies.history(
@@ -75,13 +74,13 @@ class TopicService:
         )
         return pb.ListTopicVersionsResponse(versions=map(_version, found))
 
-    async def release_topic(self, request: pb.ReleaseTopicRequest, _call: Call) -> pb.TopicInfo:
+    async def release_topic(self, request: pb.ReleaseTopicRequest, _call: Context) -> pb.TopicInfo:
         """Take back what operators have set."""
         return topic_info(
             await self._topics.release(caller(), request.name, list(request.settings), reason=request.reason)
         )
 
-    async def declare_topics(self, request: pb.DeclareTopicsRequest, _call: Call) -> pb.DeclareTopicsResponse:
+    async def declare_topics(self, request: pb.DeclareTopicsRequest, _call: Context) -> pb.DeclareTopicsResponse:
         """Store what the handlers of a worker declare."""
         declared = [(one.name, changes_of(one.settings)) for one in request.topics]
         answers = await self._topics.declare(caller(), declared, source=request.source, worker=request.worker_id)
@@ -97,24 +96,6 @@ class TopicService:
                 for one in answers
             ]
         )
-
-
-def methods(service: TopicService) -> grpc.GenericRpcHandler:
-    """The service's methods."""
-    return grpc_service(
-        "headgate.v1.TopicService",
-        {
-            "ListTopics": unary(service.list_topics, pb.ListTopicsRequest, pb.ListTopicsResponse),
-            "GetTopic": unary(service.get_topic, pb.GetTopicRequest, pb.TopicInfo),
-            "SetTopic": unary(service.set_topic, pb.SetTopicRequest, pb.TopicInfo),
-            "ApplyTopic": unary(service.apply_topic, pb.ApplyTopicRequest, pb.ApplyTopicResponse),
-            "ListTopicVersions": unary(
-                service.list_topic_versions, pb.ListTopicVersionsRequest, pb.ListTopicVersionsResponse
-            ),
-            "ReleaseTopic": unary(service.release_topic, pb.ReleaseTopicRequest, pb.TopicInfo),
-            "DeclareTopics": unary(service.declare_topics, pb.DeclareTopicsRequest, pb.DeclareTopicsResponse),
-        },
-    )
 
 
 def changes_of(settings: pb.TopicSettings) -> dict[str, object]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import ClassVar
 from uuid import UUID
-
-import grpc
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, span
-from headgate.api.grpc.methods import grpc_service, unary
+from headgate.api.grpc.methods import Context
 from headgate.control.webhooks import Webhooks
 from headgate.domain import limits
 from headgate.domain.ids import id_from_bytes
@@ -18,32 +16,32 @@ from headgate.domain.validation import to_ms
 from headgate.domain.webhooks import INTERVAL_DEFAULT, DeliveryView, Mode, Webhook, WebhookSpec, mode_of
 from headgate.wire import webhooks_pb2 as pb
 
-Call: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
 
 class WebhookService:
     """Create, Get, List, Update, Delete, RotateSecret, Test, ListDeliveries, GetDelivery, Resend."""
 
+    protocol: ClassVar = pb.DESCRIPTOR.services_by_name["WebhookService"]
+
     def __init__(self, webhooks: Webhooks) -> None:
         self._webhooks = webhooks
 
-    async def create(self, request: pb.CreateWebhookRequest, _call: Call) -> pb.WebhookWithSecret:
+    async def create(self, request: pb.CreateWebhookRequest, _call: Context) -> pb.WebhookWithSecret:
         """A new endpoint, with its secret."""
         view, secret = await self._webhooks.create(caller(), spec_of(request.spec))
         return pb.WebhookWithSecret(webhook=webhook(view), secret=secret)
 
-    async def get(self, request: pb.GetWebhookRequest, _call: Call) -> pb.Webhook:
+    async def get(self, request: pb.GetWebhookRequest, _call: Context) -> pb.Webhook:
         """One endpoint."""
         return webhook(await self._webhooks.get(caller(), id_from_bytes(request.id)))
 
-    async def listed(self, request: pb.ListWebhooksRequest, _call: Call) -> pb.ListWebhooksResponse:
+    async def list(self, request: pb.ListWebhooksRequest, _call: Context) -> pb.ListWebhooksResponse:
         """A page of endpoints."""
         found = await self._webhooks.listed(
             caller(), after=_cursor(request.after, "after"), limit=request.limit or limits.PAGE_DEFAULT
         )
         return pb.ListWebhooksResponse(webhooks=[webhook(one) for one in found])
 
-    async def update(self, request: pb.UpdateWebhookRequest, _call: Call) -> pb.Webhook:
+    async def update(self, request: pb.UpdateWebhookRequest, _call: Context) -> pb.Webhook:
         """Change what is set."""
         view = await self._webhooks.update(
             caller(),
@@ -54,12 +52,12 @@ class WebhookService:
         )
         return webhook(view)
 
-    async def delete(self, request: pb.DeleteWebhookRequest, _call: Call) -> pb.DeleteWebhookResponse:
+    async def delete(self, request: pb.DeleteWebhookRequest, _call: Context) -> pb.DeleteWebhookResponse:
         """Delete one."""
         await self._webhooks.delete(caller(), id_from_bytes(request.id), reason=request.reason)
         return pb.DeleteWebhookResponse()
 
-    async def rotate_secret(self, request: pb.RotateSecretRequest, _call: Call) -> pb.WebhookWithSecret:
+    async def rotate_secret(self, request: pb.RotateSecretRequest, _call: Context) -> pb.WebhookWithSecret:
         """A new secret."""
         overlap = span(request.overlap_ms, "overlap_ms") if request.HasField("overlap_ms") else None
         view, secret = await self._webhooks.rotate_secret(
@@ -67,11 +65,11 @@ class WebhookService:
         )
         return pb.WebhookWithSecret(webhook=webhook(view), secret=secret)
 
-    async def test(self, request: pb.TestWebhookRequest, _call: Call) -> pb.Delivery:
+    async def test(self, request: pb.TestWebhookRequest, _call: Context) -> pb.Delivery:
         """A ping."""
         return delivery(await self._webhooks.test(caller(), id_from_bytes(request.id)))
 
-    async def deliveries(self, request: pb.ListDeliveriesRequest, _call: Call) -> pb.ListDeliveriesResponse:
+    async def list_deliveries(self, request: pb.ListDeliveriesRequest, _call: Context) -> pb.ListDeliveriesResponse:
         """A page of deliveries."""
         found = await self._webhooks.deliveries(
             caller(),
@@ -82,7 +80,7 @@ class WebhookService:
         )
         return pb.ListDeliveriesResponse(deliveries=[delivery(one) for one in found])
 
-    async def delivery(self, request: pb.GetDeliveryRequest, _call: Call) -> pb.Delivery:
+    async def get_delivery(self, request: pb.GetDeliveryRequest, _call: Context) -> pb.Delivery:
         """One delivery with its attempts."""
         found = await self._webhooks.delivery(
             caller(),
@@ -91,7 +89,7 @@ class WebhookService:
         )
         return delivery(found)
 
-    async def resend(self, request: pb.ResendRequest, _call: Call) -> pb.Delivery:
+    async def resend(self, request: pb.ResendRequest, _call: Context) -> pb.Delivery:
         """Send one again."""
         again = await self._webhooks.resend(
             caller(),
@@ -100,25 +98,6 @@ class WebhookService:
             reason=request.reason,
         )
         return delivery(again)
-
-
-def webhook_methods(service: WebhookService) -> grpc.GenericRpcHandler:
-    """The service's methods."""
-    return grpc_service(
-        "headgate.v1.WebhookService",
-        {
-            "Create": unary(service.create, pb.CreateWebhookRequest, pb.WebhookWithSecret),
-            "Get": unary(service.get, pb.GetWebhookRequest, pb.Webhook),
-            "List": unary(service.listed, pb.ListWebhooksRequest, pb.ListWebhooksResponse),
-            "Update": unary(service.update, pb.UpdateWebhookRequest, pb.Webhook),
-            "Delete": unary(service.delete, pb.DeleteWebhookRequest, pb.DeleteWebhookResponse),
-            "RotateSecret": unary(service.rotate_secret, pb.RotateSecretRequest, pb.WebhookWithSecret),
-            "Test": unary(service.test, pb.TestWebhookRequest, pb.Delivery),
-            "ListDeliveries": unary(service.deliveries, pb.ListDeliveriesRequest, pb.ListDeliveriesResponse),
-            "GetDelivery": unary(service.delivery, pb.GetDeliveryRequest, pb.Delivery),
-            "Resend": unary(service.resend, pb.ResendRequest, pb.Delivery),
-        },
-    )
 
 
 # --- between the wire and the domain --------------------------------------------------------------------------------
