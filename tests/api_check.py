@@ -22,8 +22,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from litestar.handlers import HTTPRouteHandler
-
 from headgate.api.http.app import ROUTES
 from headgate.api.http.auth import OPERATION, RULE
 from headgate.control.permissions import RULES
@@ -103,7 +101,7 @@ def main() -> int:
 
 def _of_system() -> set[str]:
     """Operations that a token with the scope system may call."""
-    options = [route.opt for route in ROUTES if isinstance(route, HTTPRouteHandler) and RULE in route.opt]
+    options = [route.opt for route in ROUTES if RULE in route.opt]
     return {one[OPERATION] for one in options if Scope.SYSTEM in RULES[one[RULE]].scopes}
 
 

@@ -12,7 +12,7 @@ HTML is rendered on the server; reading and single actions work without JavaScri
     schedule_forms.py  forms of schedules
     models/         what the pages on jobs and operations show
     visitor.py, cookies.py, csrf.py, headers.py, forms.py, navigation.py, static_files.py
-    pages/NOUN.py   one module per noun; each has ROUTES, and is found by being in that folder
+    pages/NOUN.py   one module per noun; it is found by being in that folder
     templates/      base.html; NOUN/index.html, and fragments NOUN/_part.html; macros/
     static/         headgate.css for all pages, jobs.css, admin.css, chart.css; js/*.js; vendor/ (see VERSIONS)
 
@@ -24,8 +24,6 @@ To add a page
            """All topics."""
            found = await request.cases.topics.page(request.caller, after=after)
            return request.render("topics/index.html", fragment="topics/_table.html", topics=found)
-
-       ROUTES: Final = (topics,)
 
    Parameters of the function are parameters of the query or of the path, checked by their types. `uses` names the rule
    of control/permissions.py. Errors of the domain are raised, never caught: they become pages. The menu

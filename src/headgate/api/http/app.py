@@ -7,7 +7,7 @@ from typing import Final
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
-from litestar.types import ControllerRouterHandler
+from litestar.handlers import HTTPRouteHandler
 
 from headgate.api.http.auth import Guard
 from headgate.api.http.openapi import DOCUMENT_ROUTES, PAGE_ROUTES, RawSchema, openapi_config
@@ -38,33 +38,17 @@ from headgate.api.http.routes import (
     work,
     workers,
 )
+from headgate.api.http.routing import routes_in
 from headgate.api.use_cases import UseCases
 from headgate.control.permissions import RULES
 from headgate.domain.errors import HeadgateError
 
-ROUTES: Final[tuple[ControllerRouterHandler, ...]] = (
-    *jobs.ROUTES,
-    *job_logs.ROUTES,
-    *job_verbs.ROUTES,
-    *work.ROUTES,
-    *outcomes.ROUTES,
-    *events.ROUTES,
-    *batches.ROUTES,
-    *bulk.ROUTES,
-    *keys.ROUTES,
-    *sessions.ROUTES,
-    *tenants.ROUTES,
-    *topics.ROUTES,
-    *topic_policies.ROUTES,
-    *pauses.ROUTES,
-    *schedules.ROUTES,
-    *webhooks.ROUTES,
-    *workers.ROUTES,
-    *stats.ROUTES,
-    *retention.ROUTES,
-    *audit.ROUTES,
-    *health.ROUTES,
-    *system.ROUTES,
+MODULES: Final = (
+    *(jobs, job_logs, job_verbs, work, outcomes, events, batches, bulk, keys, sessions, tenants),
+    *(topics, topic_policies, pauses, schedules, webhooks, workers, stats, retention, audit, health, system),
+)
+ROUTES: Final[tuple[HTTPRouteHandler, ...]] = (
+    *(route for module in MODULES for route in routes_in(module)),
     *DOCUMENT_ROUTES,
 )
 

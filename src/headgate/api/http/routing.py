@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
@@ -62,6 +63,11 @@ def delete(path: str, *, uses: str, **more: Any) -> Declare:
 def open_get(path: str, **more: Any) -> Declare:
     """A route without a token; it must reveal nothing."""
     return _route("GET", path, uses=None, **more)
+
+
+def routes_in(module: ModuleType) -> list[HTTPRouteHandler]:
+    """What a module serves: all routes that are declared in it, in their order."""
+    return [one for one in vars(module).values() if isinstance(one, HTTPRouteHandler)]
 
 
 def _route(

@@ -89,6 +89,3 @@ async def revoke_session(request: PageRequest, session_id: FromPath[str]) -> Htm
     """End the session of a browser."""
     ended = await request.cases.web_sessions.revoke(request.caller, session_id, reason=request.fields.text("reason"))
     return request.done(f"A session of {ended.subject} has ended.", to=url("access"))
-
-
-ROUTES: Final = (access, create_key, rotate_key, revoke_key, revoke_session)

@@ -117,6 +117,3 @@ def _moment(text: str, *, field: str) -> datetime | None:
     if "-" not in text:
         return datetime.now(UTC) - min(duration(text, field=field), _LONGEST)
     return utc_time(text, field=field, hint="use 24h, 7d, or 2026-11-16T08:00, in UTC")
-
-
-ROUTES: Final = (list_audit,)

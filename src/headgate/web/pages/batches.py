@@ -59,6 +59,3 @@ async def seal_batch(request: PageRequest, batch_id: FromPath[UUID]) -> Html:
     """Take no more members."""
     await request.cases.batches.seal(request.caller, batch_id)
     return request.done("The batch is sealed: it takes no more jobs.", changed="batches")
-
-
-ROUTES: Final = (list_batches, show_batch, seal_batch)

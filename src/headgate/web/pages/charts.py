@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from litestar.params import FromQuery
 
 from headgate.domain.bulk import masked_group
@@ -37,6 +35,3 @@ async def show_charts(
         pickup=charts.latency(series, "pickup"),
         run=charts.latency(series, "run"),
     )
-
-
-ROUTES: Final = (show_charts,)

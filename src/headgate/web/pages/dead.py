@@ -48,6 +48,3 @@ async def list_dead_letters(request: PageRequest, topic: FromQuery[str] = "") ->
         total=sum(one.group.count for one in rows),
         everything=dead_filter(topic.strip()) if error is None else "",
     )
-
-
-ROUTES = (list_dead_letters,)

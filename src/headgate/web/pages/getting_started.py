@@ -34,6 +34,3 @@ async def getting_started(request: PageRequest) -> Html:
         jobs=jobs,
         completed=completed,
     )
-
-
-ROUTES: Final = (getting_started,)

@@ -152,6 +152,3 @@ def _edit_form(
         error=error,
         editable=body.kind in ("json", "text", "empty"),
     )
-
-
-ROUTES = (show_job, preview_job, download_payload, download_result, reveal_job, edit_payload, redrive_edited)

@@ -280,18 +280,3 @@ def _refusals(errors: Sequence[HeadgateError]) -> str:
     shown = "; ".join(str(error) for error in errors[:_SHOWN_REFUSALS])
     more = len(errors) - _SHOWN_REFUSALS
     return f"Not changed: {shown}" + (f"; and {number(more)} more." if more > 0 else ".")
-
-
-ROUTES = (
-    list_jobs,
-    count_jobs,
-    export_jobs,
-    suggest_filter,
-    suggest_topics,
-    choose_columns,
-    redrive_jobs,
-    cancel_jobs,
-    discard_jobs,
-    reprioritise_jobs,
-    move_jobs,
-)

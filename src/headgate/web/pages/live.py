@@ -41,6 +41,3 @@ def encoded(hint: Hint) -> bytes:
         return b": alive\n\n"
     data = msgspec.json.encode({"kinds": hint.kinds})
     return f"retry: {RETRY_MS}\nid: {hint.versions}\nevent: hint\n".encode() + b"data: " + data + b"\n\n"
-
-
-ROUTES: Final = (follow_hints,)

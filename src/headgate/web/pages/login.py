@@ -68,6 +68,3 @@ async def logout(request: PageRequest) -> Html:
 def _sentence(error: HeadgateError) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}."
-
-
-ROUTES: Final = (login_page, login, logout)

@@ -83,6 +83,3 @@ def _form(request: PageRequest, values: Mapping[str, str], error: HeadgateError 
     return request.render(
         "jobs/new.html", status_code=200 if error is None else 400, values=values, error=error, error_field=place
     )
-
-
-ROUTES = (new_job, submit_job)

@@ -176,6 +176,3 @@ def _options(given: Form) -> dict[str, object]:
     if given.text("reason"):
         found["reason"] = given.text("reason")
     return found
-
-
-ROUTES = (list_operations, new_operation, start_operation, show_operation, cancel_operation)

@@ -67,6 +67,3 @@ def spark_of(series: Series | None, state: State) -> list[int]:
     if name is None:
         return []
     return [0 if one.flows is None else getattr(one.flows, name) for one in series.intervals]
-
-
-ROUTES: Final = (overview,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from headgate.domain.errors import InvalidInput
 from headgate.web.cookies import CHOICES
@@ -32,6 +31,3 @@ async def set_preferences(request: PageRequest) -> Html:
     message = "" if set(chosen) == {"theme"} else "Preferences are kept in this browser."
     goal = safe_path(request.fields.raw("next")) if "next" in request.fields else ""
     return request.done(message, to=goal, cookies=[kept.cookie(secure=request.visitor.secure)])
-
-
-ROUTES: Final = (preferences_page, set_preferences)

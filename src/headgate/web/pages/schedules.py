@@ -197,18 +197,3 @@ def local(at: datetime, zone: str, *, seconds: bool = False) -> str:
     """A time by the clocks of a zone."""
     shown = at.astimezone(check_zone(zone))
     return f"{shown:%a %Y-%m-%d %H:%M:%S}" if seconds else f"{shown:%a %Y-%m-%d %H:%M}"
-
-
-ROUTES: Final = (
-    list_schedules,
-    new_schedule,
-    explain,
-    show_schedule,
-    edit_schedule,
-    explain_form,
-    save_schedule,
-    pause_schedule,
-    resume_schedule,
-    run_schedule,
-    delete_schedule,
-)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final
 
 import msgspec
 from litestar import Response
@@ -33,6 +32,3 @@ async def support_bundle(request: PageRequest) -> Response[bytes]:
         media_type="application/json",
         headers={"content-disposition": f'attachment; filename="headgate-support-{made:%Y%m%d-%H%M%S}.json"'},
     )
-
-
-ROUTES: Final = (system, support_bundle)

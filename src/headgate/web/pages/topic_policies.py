@@ -182,6 +182,3 @@ def words_of(name: str, value: object) -> str:
 def change_text(change: PolicyChange, *, after: bool) -> str:
     """One side of a difference."""
     return words_of(change.setting, change.after if after else change.before)
-
-
-ROUTES: Final = (edit_policy, preview_policy, apply_policy)

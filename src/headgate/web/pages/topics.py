@@ -121,13 +121,3 @@ def _wide_target(request: PageRequest) -> tuple[Target, str]:
             return Target(kind=TargetKind.EVERYTHING), "All tenants"
         case other:
             raise InvalidInput("target", f'"{other}" cannot be paused here', hint="use tenant or everything")
-
-
-ROUTES: Final = (
-    list_topics,
-    show_topic,
-    pause_topic,
-    resume_topic,
-    pause_dispatch,
-    resume_dispatch,
-)

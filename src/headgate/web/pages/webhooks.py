@@ -181,19 +181,3 @@ def _form(webhook: Webhook | None) -> dict[str, Any]:  # for a template
         "min_interval": exact(spec.min_interval),
         "ttl": "" if spec.ttl is None else exact(spec.ttl),
     }
-
-
-ROUTES: Final = (
-    list_webhooks,
-    new_webhook,
-    show_webhook,
-    edit_webhook,
-    show_delivery,
-    create_webhook,
-    update_webhook,
-    enable_webhook,
-    rotate_secret,
-    ping_webhook,
-    resend_delivery,
-    delete_webhook,
-)

@@ -125,6 +125,3 @@ def _counts(workers: Sequence[WorkerView]) -> dict[WorkerState, int]:
     for one in workers:
         found[worker_state(one)] += 1
     return found
-
-
-ROUTES: Final = (list_workers, show_worker, quiet_worker, resume_worker, stop_worker)

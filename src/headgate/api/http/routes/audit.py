@@ -84,6 +84,3 @@ async def list_audit(
             for one in found.entries
         ],
     )
-
-
-ROUTES = (list_audit,)

@@ -128,6 +128,3 @@ def _info(batch: BatchStatus) -> BatchInfo:
         callback_state=label(batch.callback_state),
         more_members=batch.more_members,
     )
-
-
-ROUTES = (open_batch, list_batches, get_batch, seal_batch)

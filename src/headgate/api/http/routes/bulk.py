@@ -242,6 +242,3 @@ def dead_group(group: DeadGroup) -> DeadGroupOut:
         sample_id=str(group.sample_id),
         sample_error=group.sample_error,
     )
-
-
-ROUTES = (preview_bulk, start_bulk, list_bulk, get_bulk, cancel_bulk, list_dead_groups)

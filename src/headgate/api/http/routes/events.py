@@ -109,6 +109,3 @@ def _job_id(text: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise InvalidInput("job_id", "is not a UUID", hint="separate several by commas") from None
-
-
-ROUTES = (follow_events,)

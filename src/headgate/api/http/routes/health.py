@@ -92,6 +92,3 @@ def _database(one: Durability) -> DatabaseOut:
         problems=list(one.problems),
         notes=list(one.notes),
     )
-
-
-ROUTES = (health_live, health_ready, health_details)

@@ -132,6 +132,3 @@ def _valid(lines: Iterable[LogLineIn], now_us: int) -> Iterator[LogLine]:
             yield log_line(one.seq, one.at_us, level, one.logger, one.text, now_us=now_us)
         except InvalidInput:
             continue  # the others are stored, and the gap is shown
-
-
-ROUTES = (get_logs,)

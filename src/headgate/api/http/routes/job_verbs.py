@@ -211,17 +211,3 @@ def _changes(answers: Sequence[JobAnswer]) -> JobChanges:
 
 def _change(one: JobAnswer) -> JobChange:
     return JobChange(id=str(one.id), changed=one.changed, state=label(one.state), error=item_error(one.error))
-
-
-ROUTES = (
-    cancel_job,
-    redrive_job,
-    discard_job,
-    reprioritise_job,
-    move_job,
-    cancel_jobs,
-    redrive_jobs,
-    discard_jobs,
-    reprioritise_jobs,
-    move_jobs,
-)

@@ -255,16 +255,3 @@ def unquoted(value: str | None) -> str | None:
 def _safe_type(named: str) -> str:
     """A media type as a producer has given it, unless it could not stand in a header."""
     return named if named.isascii() and named.isprintable() else BYTES
-
-
-ROUTES = (
-    submit_job,
-    submit_jobs,
-    list_jobs,
-    count_jobs,
-    get_job,
-    wait_for_job,
-    get_result,
-    get_payload,
-    find_ids,
-)

@@ -172,6 +172,3 @@ def _info(view: KeyView) -> KeyInfo:
         revoked_by=view.revoked_by,
         last_used_us=at_us(view.last_used_at),
     )
-
-
-ROUTES = (create_key, list_keys, get_key, rotate_key, revoke_key)

@@ -271,13 +271,3 @@ def _receipt(job_id: UUID, epoch: int, answer: Answer | None) -> OutcomeReceipt:
         state=label(answer.state),
         run_at_us=at_us(answer.run_at),
     )
-
-
-ROUTES = (
-    report_outcomes,
-    complete_job,
-    fail_job,
-    nack_job,
-    snooze_job,
-    abandon_job,
-)

@@ -232,6 +232,3 @@ def _topic(one: TopicStatus) -> TopicStatusOut:
             for flow in one.flows
         ],
     )
-
-
-ROUTES = (get_status, pause, resume)

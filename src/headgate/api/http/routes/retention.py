@@ -96,6 +96,3 @@ def status_out(status: RetentionStatus) -> RetentionStatusOut:
         days_waiting=status.days_waiting,
         oldest_waiting=str(status.oldest_waiting or ""),
     )
-
-
-ROUTES = (set_retention, run_retention)

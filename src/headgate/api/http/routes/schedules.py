@@ -456,17 +456,3 @@ def _scheduled_job(job: ScheduledJob) -> ScheduledJobOut:
         triggered=job.triggered,
         state=label(job.state),
     )
-
-
-ROUTES = (
-    list_schedules,
-    put_schedule,
-    get_schedule,
-    delete_schedule,
-    pause_schedule,
-    resume_schedule,
-    trigger_schedule,
-    next_occurrences,
-    preview_occurrences,
-    list_scheduled_jobs,
-)

@@ -68,6 +68,3 @@ def _info(one: WebSession) -> SessionInfo:
         address=one.address,
         agent=one.agent,
     )
-
-
-ROUTES = (list_sessions, revoke_session)

@@ -133,6 +133,3 @@ def _interval(one: Interval) -> IntervalOut:
 
 def _latency(found: Latency | None) -> LatencyOut | None:
     return None if found is None else LatencyOut(count=found.count, p50_s=found.p50, p99_s=found.p99)
-
-
-ROUTES = (get_stats, list_failing)

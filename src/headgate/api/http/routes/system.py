@@ -13,6 +13,3 @@ TAG = ["health"]
 async def get_system(request: ApiRequest) -> SystemOut:
     """Show what the installation runs with; secrets are masked. Needs the scope `system`."""
     return system_out(await request.cases.system.report(request.caller))
-
-
-ROUTES = (get_system,)

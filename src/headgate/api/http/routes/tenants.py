@@ -139,6 +139,3 @@ def _info(view: TenantView) -> TenantInfo:
         stored_measured_us=at_us(view.measured_at),
         created_us=at_us(view.created_at),
     )
-
-
-ROUTES = (get_own_tenant, list_tenants, get_tenant, set_tenant, get_tenant_defaults, set_tenant_defaults)

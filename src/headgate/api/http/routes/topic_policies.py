@@ -166,6 +166,3 @@ def _version(one: PolicyVersion) -> PolicyVersionOut:
         changes=[_change(change) for change in one.changes],
         settings=settings_out(one.settings),
     )
-
-
-ROUTES = (get_policy, put_policy, list_policy_versions)

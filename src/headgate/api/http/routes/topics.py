@@ -363,6 +363,3 @@ def _declared(one: DeclaredTopic) -> DeclaredTopicOut:
         overridden=list(one.overridden),
         conflict=_declaration(one.conflict),
     )
-
-
-ROUTES = (list_topics, get_topic, set_topic, release_topic, declare_topics)

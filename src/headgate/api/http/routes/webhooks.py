@@ -335,17 +335,3 @@ def _delivery(view: DeliveryView) -> DeliveryOut:
             for one in view.log
         ],
     )
-
-
-ROUTES = (
-    create_webhook,
-    list_webhooks,
-    get_webhook,
-    update_webhook,
-    delete_webhook,
-    rotate_webhook_secret,
-    check_webhook,
-    list_deliveries,
-    get_delivery,
-    resend_delivery,
-)

@@ -251,6 +251,3 @@ async def _beat(request: ApiRequest, worker_id: str, jobs: Sequence[HeldIn], lea
         for job in jobs
         for pair in ((job.id, job.epoch),)
     ]
-
-
-ROUTES = (claim_jobs, extend_leases, extend_lease)

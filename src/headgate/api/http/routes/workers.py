@@ -193,6 +193,3 @@ async def stop_worker(request: ApiRequest, worker: WorkerId, data: JSONBody[With
     """
     asked = await request.cases.admin.stop_worker(request.caller, worker, reason="" if data is None else data.reason)
     return StopOut(since_us=at_us(asked.since), sessions=asked.sessions)
-
-
-ROUTES = (list_workers, quiet_worker, resume_worker, stop_worker)
