@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from uuid import UUID
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, moment, span, state_of
+from headgate.api.grpc.codec import answers, at_us, moment, span, state_of
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import Context
 from headgate.api.grpc.system_codec import system_info
@@ -22,8 +22,9 @@ from headgate.domain.ids import IdKind, id_from_bytes
 from headgate.domain.job_logs import LINES_MAX
 from headgate.domain.retention import RetentionRules
 from headgate.domain.timestamps import MICROSECOND
-from headgate.domain.validation import MILLISECOND, check_integer, to_ms
+from headgate.domain.validation import MILLISECOND, check_integer
 from headgate.domain.views import AuditFilter, Pause, Status, Target, TargetKind
+from headgate.domain.workers import WorkerView
 from headgate.wire import admin_pb2 as pb
 from headgate.wire import jobs_pb2
 
@@ -92,47 +93,11 @@ class AdminService:
     async def list_workers(self, request: pb.ListWorkersRequest, _call: Context) -> pb.ListWorkersResponse:
         """The connected workers."""
         found = await self._admin.workers(caller(), running=request.running)
-        return pb.ListWorkersResponse(
-            more_running=found.more_running,
-            more_workers=found.more_workers,
-            workers=[
-                pb.WorkerInfo(
-                    worker=one.worker,
-                    instance=one.instance,
-                    topics=one.topics,
-                    holding=one.holding,
-                    credit=one.credit,
-                    quiet=one.quiet,
-                    standby=one.standby,
-                    running=[
-                        pb.RunningJob(id=job.id.bytes, topic=job.topic, attempt=job.attempt, since_us=at_us(job.since))
-                        for job in one.running
-                    ],
-                    client=one.client,
-                    pull=one.pull,
-                    connected_us=at_us(one.connected_at),
-                    seen_us=at_us(one.seen_at),
-                    assigned_us=at_us(one.assigned_at),
-                    silent=one.silent,
-                    skew_ms=None if one.skew is None else one.skew // MILLISECOND,
-                    stop=None
-                    if one.stop is None
-                    else pb.WorkerStop(by=one.stop.who, since_us=at_us(one.stop.since), reason=one.stop.reason),
-                )
-                for one in found.workers
-            ],
-            lost=[
-                pb.LostWorker(
-                    worker=one.worker,
-                    instance=one.instance,
-                    at_us=at_us(one.at),
-                    reason=one.reason,
-                    holding=one.holding,
-                    topics=one.topics,
-                    pull=one.pull,
-                )
-                for one in found.lost
-            ],
+        return answers.of(
+            pb.ListWorkersResponse,
+            found,
+            workers=[_worker(one) for one in found.workers],
+            lost=[answers.of(pb.LostWorker, one) for one in found.lost],
         )
 
     async def find_ids(self, request: pb.FindIdsRequest, _call: Context) -> pb.FindIdsResponse:
@@ -154,21 +119,7 @@ class AdminService:
             newest=request.newest,
         )
         return pb.ListJobLogsResponse(
-            lines=[
-                pb.StoredLogLine(
-                    line=jobs_pb2.LogLine(
-                        seq=one.seq,
-                        at_us=at_us(one.at),
-                        level=jobs_pb2.LogLevel.ValueType(one.level),
-                        logger=one.logger,
-                        text=one.text,
-                    ),
-                    attempt=one.attempt,
-                    epoch=one.epoch,
-                    left_out=one.left_out,
-                )
-                for one in page.lines
-            ],
+            lines=[answers.of(pb.StoredLogLine, one, line=answers.of(jobs_pb2.LogLine, one)) for one in page.lines],
             cursor=page.cursor,
             more=page.more,
         )
@@ -207,17 +158,7 @@ class AdminService:
             next_before=found.next_before or 0,
             all_tenants=found.all_tenants,
             entries=[
-                pb.AuditEntry(
-                    no=one.no,
-                    at_us=at_us(one.at),
-                    everything=one.everything,
-                    actor=one.actor,
-                    verb=one.verb,
-                    target=one.target,
-                    reason=one.reason,
-                    detail_json=json.dumps(one.detail) if one.detail else "",
-                    tenant=one.tenant,
-                )
+                answers.of(pb.AuditEntry, one, detail_json=json.dumps(one.detail) if one.detail else "")
                 for one in found.entries
             ],
         )
@@ -237,10 +178,7 @@ class AdminService:
 
     async def run_retention(self, _request: pb.RunRetentionRequest, _call: Context) -> pb.RunRetentionResponse:
         """One retention pass."""
-        done = await self._admin.run_retention(caller())
-        return pb.RunRetentionResponse(
-            jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked
-        )
+        return answers.of(pb.RunRetentionResponse, await self._admin.run_retention(caller()))
 
 
 def _target(target: pb.Target) -> Target:
@@ -266,76 +204,49 @@ def _wire_target(target: Target) -> pb.Target:
 
 
 def _pause(pause: Pause) -> pb.PauseInfo:
-    return pb.PauseInfo(
-        target=_wire_target(pause.target),
-        paused=pause.paused,
-        reason=pause.reason,
-        who=pause.who,
-        since_us=at_us(pause.since),
-        until_us=at_us(pause.until),
+    return answers.of(pb.PauseInfo, pause, target=_wire_target(pause.target))
+
+
+def _worker(one: WorkerView) -> pb.WorkerInfo:
+    stop = one.stop
+    return answers.of(
+        pb.WorkerInfo,
+        one,
+        running=[answers.of(pb.RunningJob, job) for job in one.running],
+        skew_ms=None if one.skew is None else one.skew // MILLISECOND,
+        stop=None if stop is None else answers.of(pb.WorkerStop, stop, by=stop.who),
     )
 
 
 def _status(status: Status) -> pb.StatusResponse:
-    return pb.StatusResponse(
-        now_us=at_us(status.now),
+    return answers.of(
+        pb.StatusResponse,
+        status,
         pauses=[_pause(one) for one in status.pauses],
         topics=[
-            pb.TopicStatus(
-                topic=one.topic,
-                paused=one.paused,
+            answers.of(
+                pb.TopicStatus,
+                one,
                 counts={state.label: count for state, count in one.counts.items()},
-                waiting_since_us=at_us(one.waiting_since),
                 ageing_step_us=0 if one.ageing_step is None else one.ageing_step // MICROSECOND,
-                unhandled=one.unhandled,
-                declared=one.declared,
-                max_running=one.max_running,
-                max_backlog=one.max_backlog,
-                flows=[
-                    pb.FlowMinute(
-                        minute_us=at_us(flow.minute),
-                        submitted=flow.submitted,
-                        completed=flow.completed,
-                        retried=flow.retried,
-                        failed=flow.failed,
-                        dead=flow.dead,
-                    )
-                    for flow in one.flows
-                ],
+                flows=[answers.of(pb.FlowMinute, flow) for flow in one.flows],
             )
             for one in status.topics
         ],
-        instances=[
-            pb.InstanceInfo(
-                name=one.name,
-                version=one.version,
-                started_us=at_us(one.started_at),
-                seen_us=at_us(one.seen_at),
-                workers=one.workers,
-                stuck=one.stuck,
-            )
-            for one in status.instances
-        ],
-        retention=pb.RetentionStatus(
+        instances=[answers.of(pb.InstanceInfo, one) for one in status.instances],
+        retention=answers.of(
+            pb.RetentionStatus,
+            status.retention,
             rules=_rules(status.retention.rules),
             oldest_day=str(status.retention.oldest_day or ""),
-            days_waiting=status.retention.days_waiting,
             oldest_waiting=str(status.retention.oldest_waiting or ""),
         ),
         handled=sorted(status.handled or ())[: limits.HANDLED_TOPICS_MAX],
-        tenant=status.tenant,
-        subject=status.subject,
-        read_only=status.read_only,
     )
 
 
 def _rules(rules: RetentionRules) -> pb.RetentionRules:
-    return pb.RetentionRules(
-        completed_ms=to_ms(rules.completed),
-        dead_ms=to_ms(rules.dead),
-        cancelled_ms=to_ms(rules.cancelled),
-        audit_ms=to_ms(rules.audit),
-    )
+    return answers.of(pb.RetentionRules, rules)
 
 
 def _answers(answers: Sequence[JobAnswer]) -> pb.JobsResponse:

@@ -59,18 +59,4 @@ class BatchService:
 
 def info(batch: BatchStatus) -> pb.BatchInfo:
     """A batch as read."""
-    return pb.BatchInfo(
-        id=batch.id.bytes,
-        name=batch.name,
-        needs=codec.needs_word(batch.needs),
-        created_us=codec.at_us(batch.created_at),
-        expires_us=codec.at_us(batch.expires_at),
-        sealed_us=codec.at_us(batch.sealed_at),
-        expired=batch.expired,
-        total=batch.total,
-        counted=batch.counted,
-        counts=codec.state_counts(batch.counts),
-        callback_id=batch.callback_id.bytes if batch.callback_id else b"",
-        callback_state=codec.state_of(batch.callback_state),
-        more_members=batch.more_members,
-    )
+    return codec.answers.of(pb.BatchInfo, batch, counts=codec.state_counts(batch.counts))

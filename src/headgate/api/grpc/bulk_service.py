@@ -6,7 +6,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, duration, state_counts, state_of
+from headgate.api.grpc.codec import answers, at_us, duration, state_counts, state_of
 from headgate.api.grpc.methods import Context
 from headgate.control.bulk import Bulk, Request
 from headgate.domain import limits
@@ -96,16 +96,7 @@ class BulkService:
 
 def dead_group(group: DeadGroup) -> pb.DeadGroup:
     """A group of similar errors."""
-    return pb.DeadGroup(
-        topic=group.topic,
-        group=group.group,
-        title=group.title,
-        count=group.count,
-        first_us=at_us(group.first_at),
-        last_us=at_us(group.last_at),
-        sample_id=group.sample_id.bytes,
-        sample_error=group.sample_error,
-    )
+    return answers.of(pb.DeadGroup, group)
 
 
 def _id(raw: bytes) -> UUID:
@@ -145,31 +136,13 @@ def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:
 
 def _operation(one: BulkOperation) -> pb.BulkOperation:
     priority, topic, delay = (one.parameters.get(name) for name in ("priority", "topic", "delay_ms"))
-    return pb.BulkOperation(
-        id=one.id.bytes,
-        state=pb.BulkState.ValueType(int(one.state)),
-        plan=pb.BulkPlan(
-            verb=one.verb.label,
-            filter=one.filter,
-            reason=one.reason,
-            priority=priority if isinstance(priority, int) else None,
-            topic=topic if isinstance(topic, str) else "",
-            delay_ms=delay if isinstance(delay, int) else 0,
-            per_second=one.per_second or 0,
-        ),
-        expected=one.expected,
-        expected_exactly=one.expected_exactly,
-        looked=one.looked,
-        matched=one.matched,
-        changed=one.changed,
-        skipped=one.skipped,
-        errors=one.errors,
-        error=one.error,
-        who=one.who,
-        created_us=at_us(one.created_at),
-        started_us=at_us(one.started_at),
-        touched_us=at_us(one.touched_at),
-        finished_us=at_us(one.finished_at),
-        instance=one.instance,
-        topics=[] if one.topics is None else one.topics.listed,
+    plan = pb.BulkPlan(
+        verb=one.verb.label,
+        filter=one.filter,
+        reason=one.reason,
+        priority=priority if isinstance(priority, int) else None,
+        topic=topic if isinstance(topic, str) else "",
+        delay_ms=delay if isinstance(delay, int) else 0,
+        per_second=one.per_second or 0,
     )
+    return answers.of(pb.BulkOperation, one, plan=plan, topics=[] if one.topics is None else one.topics.listed)

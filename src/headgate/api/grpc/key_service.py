@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us
+from headgate.api.grpc.codec import answers
 from headgate.api.grpc.methods import Context
 from headgate.control.keys import Keys
 from headgate.control.web_sessions import WebSessions
@@ -75,34 +75,8 @@ class KeyService:
 
 
 def _info(view: KeyView) -> pb.KeyInfo:
-    return pb.KeyInfo(
-        id=view.id,
-        tenant=view.tenant,
-        name=view.name,
-        scopes=view.scopes,
-        limited_to_topics=view.topics is not None,
-        topics=view.topics or (),
-        rates=view.rates,
-        state=view.state,
-        created_us=at_us(view.created_at),
-        created_by=view.created_by,
-        expires_us=at_us(view.expires_at),
-        rotated_us=at_us(view.rotated_at),
-        old_until_us=at_us(view.old_until),
-        revoked_us=at_us(view.revoked_at),
-        revoked_by=view.revoked_by,
-        last_used_us=at_us(view.last_used_at),
-    )
+    return answers.of(pb.KeyInfo, view, limited_to_topics=view.topics is not None)
 
 
 def _session(one: WebSession) -> pb.SessionInfo:
-    return pb.SessionInfo(
-        id=one.id,
-        tenant=one.tenant,
-        subject=one.subject,
-        created_us=at_us(one.created_at),
-        expires_us=at_us(one.expires_at),
-        seen_us=at_us(one.seen_at),
-        address=one.address,
-        agent=one.agent,
-    )
+    return answers.of(pb.SessionInfo, one)

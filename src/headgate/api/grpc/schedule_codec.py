@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC
 from typing import Final
 
-from headgate.api.grpc.codec import at_us, duration, moment, policy_message, retry_policy, state_of
+from headgate.api.grpc.codec import answers, at_us, duration, moment, policy_message, retry_policy
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.schedules import After, At, CatchUp, Cron, Every, Overlap, ScheduleSpec, Timing, WhenFull
@@ -75,38 +75,13 @@ def spec_of(spec: pb.ScheduleSpec) -> ScheduleSpec:
 
 def schedule(view: ScheduleView) -> pb.Schedule:
     """A schedule as read."""
-    return pb.Schedule(
-        name=view.name,
-        version=view.version,
-        spec=_spec(view.spec),
-        next_us=at_us(view.next_at),
-        last_us=at_us(view.last_at),
-        last_job_id=view.last_job_id.bytes if view.last_job_id else b"",
-        fired=view.fired,
-        skipped=view.skipped,
-        last_skip=view.last_skip,
-        last_skip_us=at_us(view.last_skip_at),
-        last_error=view.last_error,
-        paused=view.paused,
-        paused_by=view.paused_by,
-        paused_us=at_us(view.paused_at) if view.paused else 0,
-        reason=view.reason,
-        created_us=at_us(view.created_at),
-        changed_us=at_us(view.changed_at),
-        changed_by=view.changed_by,
-        full_since_us=at_us(view.full_since),
-    )
+    paused_us = at_us(view.paused_at) if view.paused else 0
+    return answers.of(pb.Schedule, view, spec=_spec(view.spec), paused_us=paused_us)
 
 
 def scheduled_job(job: ScheduledJob) -> pb.ScheduledJob:
     """A job and its occurrence."""
-    return pb.ScheduledJob(
-        job_id=job.job_id.bytes,
-        occurrence_us=at_us(job.occurrence),
-        covers_from_us=at_us(job.covers_from),
-        triggered=job.triggered,
-        state=state_of(job.state),
-    )
+    return answers.of(pb.ScheduledJob, job)
 
 
 def zone_of(timing: Timing) -> str:
@@ -115,20 +90,14 @@ def zone_of(timing: Timing) -> str:
 
 
 def _spec(spec: ScheduleSpec) -> pb.ScheduleSpec:
-    return pb.ScheduleSpec(
-        topic=spec.topic,
+    return answers.of(
+        pb.ScheduleSpec,
+        spec,
         timing=_timing(spec.timing),
-        payload=spec.payload,
-        priority=spec.priority,
-        max_attempts=spec.max_attempts or 0,
         retry=None if spec.policy is None else policy_message(spec.policy),
-        headers=spec.headers,
-        tags=spec.tags,
         overlap=_OVERLAPS_OUT[spec.overlap],
         catch_up=_CATCH_UPS_OUT[spec.catch_up],
         catch_up_most=spec.catch_up_most if spec.catch_up is CatchUp.ALL else 0,
-        ends_us=at_us(spec.ends_at),
-        source=spec.source,
         when_full=_WHEN_FULLS_OUT[spec.when_full],
     )
 

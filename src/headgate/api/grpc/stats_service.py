@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.bulk_service import dead_group
-from headgate.api.grpc.codec import at_us, state_counts
+from headgate.api.grpc.codec import answers, state_counts
 from headgate.api.grpc.methods import Context
 from headgate.control.stats import FAILING_DEFAULT, Stats
 from headgate.domain.stats import Flows, Interval, Latency
@@ -25,42 +25,29 @@ class StatsService:
     async def get_stats(self, request: pb.GetStatsRequest, _call: Context) -> pb.GetStatsResponse:
         """Throughput, depth and latencies by interval."""
         found = await self._stats.series(caller(), since=request.since, topic=request.topic)
-        return pb.GetStatsResponse(
-            now_us=at_us(found.now),
-            topic=found.topic,
+        return answers.of(
+            pb.GetStatsResponse,
+            found,
             since=found.window.name,
             step_ms=to_ms(found.window.step),
             intervals=[_interval(one) for one in found.intervals],
             counts=state_counts(found.counts),
             pickup=_latency(found.pickup),
             run=_latency(found.run),
-            partial=found.partial,
         )
 
     async def list_failing(self, request: pb.ListFailingRequest, _call: Context) -> pb.ListFailingResponse:
         """What fails now."""
         found = await self._stats.failing(caller(), topic=request.topic, limit=request.limit or FAILING_DEFAULT)
-        return pb.ListFailingResponse(
-            since_us=at_us(found.since),
-            groups=[dead_group(one) for one in found.groups],
-            looked_at=found.looked_at,
-            exact=found.exact,
-        )
+        return answers.of(pb.ListFailingResponse, found, groups=[dead_group(one) for one in found.groups])
 
 
 def _interval(one: Interval) -> pb.Interval:
-    flows = one.flows or Flows()
-    return pb.Interval(
-        at_us=at_us(one.at),
+    return answers.of(
+        pb.Interval,
+        one,
+        one.flows or Flows(),
         recorded=one.flows is not None,
-        submitted=flows.submitted,
-        started=flows.started,
-        completed=flows.completed,
-        retried=flows.retried,
-        failed=flows.failed,
-        dead=flows.dead,
-        cancelled=flows.cancelled,
-        depth=one.depth or 0,
         oldest_due_s=None if one.oldest_due is None else one.oldest_due.total_seconds(),
         pickup=_latency(one.pickup),
         run=_latency(one.run),

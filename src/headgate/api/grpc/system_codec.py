@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.api.grpc.codec import at_us
+from headgate.api.grpc.codec import answers
 from headgate.domain.system import SystemReport
 from headgate.wire import admin_pb2 as pb
 
@@ -10,33 +10,13 @@ from headgate.wire import admin_pb2 as pb
 def system_info(report: SystemReport) -> pb.SystemInfo:
     """All of it."""
     database = report.database
-    return pb.SystemInfo(
-        instance=report.instance,
-        settings=report.settings,
-        versions=report.versions,
+    return answers.of(
+        pb.SystemInfo,
+        report,
+        database,
         database_bytes=database.bytes,
-        connections=database.connections,
-        max_connections=database.max_connections,
-        oldest_transaction_seconds=database.oldest_transaction_seconds,
-        migrations=[
-            pb.SystemInfo.Migration(
-                number=one.number,
-                name=one.name,
-                applied_by=one.applied_by,
-                applied_us=at_us(one.applied_at),
-                seconds=one.seconds or 0.0,
-            )
-            for one in database.migrations
-        ],
-        tables=[
-            pb.SystemInfo.Table(
-                name=one.name, live=one.live, dead=one.dead, bytes=one.bytes, vacuumed_us=at_us(one.vacuumed_at)
-            )
-            for one in database.tables
-        ],
+        migrations=[answers.of(pb.SystemInfo.Migration, one) for one in database.migrations],
+        tables=[answers.of(pb.SystemInfo.Table, one) for one in database.tables],
         has_statements=database.statements is not None,
-        statements=[
-            pb.SystemInfo.Statement(name=one.name, calls=one.calls, total_ms=one.total_ms, rows=one.rows)
-            for one in database.statements or ()
-        ],
+        statements=[answers.of(pb.SystemInfo.Statement, one) for one in database.statements or ()],
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us
+from headgate.api.grpc.codec import answers, at_us
 from headgate.api.grpc.methods import Context
 from headgate.control.tenants import Tenants
 from headgate.domain.rate_limits import rate_text
@@ -59,11 +59,5 @@ def _quotas(quotas: Mapping[str, Quota]) -> pb.TenantQuotas:
 
 
 def _info(view: TenantView) -> pb.TenantInfo:
-    return pb.TenantInfo(
-        name=view.name,
-        quotas=_quotas(view.quotas),
-        own=sorted(view.own),
-        used=view.used,
-        stored_measured_us=at_us(view.measured_at),
-        created_us=at_us(view.created_at),
-    )
+    quotas, measured = _quotas(view.quotas), at_us(view.measured_at)
+    return answers.of(pb.TenantInfo, view, quotas=quotas, own=sorted(view.own), stored_measured_us=measured)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, policy_message, retry_policy, span
+from headgate.api.grpc.codec import answers, policy_message, retry_policy, span
 from headgate.api.grpc.methods import Context
 from headgate.control.topic_policies import TopicPolicies
 from headgate.control.topics import Topics
@@ -82,18 +82,12 @@ class TopicService:
 
     async def declare_topics(self, request: pb.DeclareTopicsRequest, _call: Context) -> pb.DeclareTopicsResponse:
         """Store what the handlers of a worker declare."""
-        declared = [(one.name, changes_of(one.settings)) for one in request.topics]
-        answers = await self._topics.declare(caller(), declared, source=request.source, worker=request.worker_id)
+        given = [(one.name, changes_of(one.settings)) for one in request.topics]
+        declared = await self._topics.declare(caller(), given, source=request.source, worker=request.worker_id)
         return pb.DeclareTopicsResponse(
             topics=[
-                pb.DeclaredTopic(
-                    name=one.name,
-                    changed=one.changed,
-                    version=one.version,
-                    overridden=one.overridden,
-                    conflict=None if one.conflict is None else _declaration(one.conflict),
-                )
-                for one in answers
+                answers.of(pb.DeclaredTopic, one, conflict=None if one.conflict is None else _declaration(one.conflict))
+                for one in declared
             ]
         )
 
@@ -122,62 +116,30 @@ def topic_info(view: TopicView) -> pb.TopicInfo:
     rules, limits, sources = view.rules, view.limits, view.sources
     values = {name: getattr(limits, name) for name in LIMITS}
     values |= {name: getattr(rules, "policy" if name == "retry" else name) for name in RULES}
-    return pb.TopicInfo(
-        name=view.name,
-        created_us=at_us(view.created_at),
-        changed_us=at_us(view.changed_at),
-        running=view.running,
-        tokens=view.tokens,
+    return answers.of(
+        pb.TopicInfo,
+        view,
         counts={state.label: count for state, count in view.counts.items()},
         settings=settings_message(values),
-        origins={
-            name: pb.RuleOrigin(
-                origin=pb.Origin.ValueType(int(one.origin)),
-                by=one.by,
-                version=one.version,
-                at_us=at_us(one.at),
-                reason=one.reason,
-            )
-            for name, one in sources.origins().items()
-        },
+        origins={name: answers.of(pb.RuleOrigin, one) for name, one in sources.origins().items()},
         declared=None if sources.declared is None else _declaration(sources.declared),
         conflict=None if view.conflict is None else _declaration(view.conflict),
-        version=view.version,
-        consumers=view.consumers,
-        standby=view.standby,
     )
 
 
 def _change(one: PolicyChange) -> pb.PolicyChange:
-    return pb.PolicyChange(
-        setting=one.setting,
-        before=settings_message({one.setting: one.before}),
-        after=settings_message({one.setting: one.after}),
-        before_origin=pb.Origin.ValueType(int(one.before_origin)),
-        after_origin=pb.Origin.ValueType(int(one.after_origin)),
-    )
+    before, after = (settings_message({one.setting: value}) for value in (one.before, one.after))
+    return answers.of(pb.PolicyChange, one, before=before, after=after)
 
 
 def _version(one: PolicyVersion) -> pb.PolicyVersion:
-    return pb.PolicyVersion(
-        version=one.version,
-        at_us=at_us(one.at),
-        actor=one.actor,
-        verb=one.verb,
-        reason=one.reason,
-        changes=map(_change, one.changes),
-        settings=settings_message(one.settings),
-    )
+    changes, settings = map(_change, one.changes), settings_message(one.settings)
+    return answers.of(pb.PolicyVersion, one, changes=changes, settings=settings)
 
 
 def _declaration(one: Declaration) -> pb.Declaration:
-    return pb.Declaration(
-        source=one.source,
-        version=one.version,
-        worker=one.workers[0] if one.workers else "",
-        at_us=at_us(one.at),
-        settings=settings_message(one.rules),
-    )
+    worker = one.workers[0] if one.workers else ""
+    return answers.of(pb.Declaration, one, worker=worker, settings=settings_message(one.rules))
 
 
 def settings_message(values: Mapping[str, Any]) -> pb.TopicSettings:

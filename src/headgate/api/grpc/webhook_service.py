@@ -7,12 +7,11 @@ from typing import ClassVar
 from uuid import UUID
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import at_us, span
+from headgate.api.grpc.codec import answers, span
 from headgate.api.grpc.methods import Context
 from headgate.control.webhooks import Webhooks
 from headgate.domain import limits
 from headgate.domain.ids import id_from_bytes
-from headgate.domain.validation import to_ms
 from headgate.domain.webhooks import INTERVAL_DEFAULT, DeliveryView, Mode, Webhook, WebhookSpec, mode_of
 from headgate.wire import webhooks_pb2 as pb
 
@@ -142,62 +141,14 @@ def changes_of(request: pb.UpdateWebhookRequest) -> dict[str, object]:
 
 def webhook(view: Webhook) -> pb.Webhook:
     """An endpoint as read."""
-    spec = view.spec
-    return pb.Webhook(
-        id=view.id.bytes,
-        spec=pb.WebhookSpec(
-            url=spec.url,
-            events=spec.events,
-            topics=spec.topics,
-            description=spec.description,
-            disabled=not spec.enabled,
-            named_only=spec.named_only,
-            include_result=spec.include_result,
-            mode=spec.mode.name.lower(),
-            group=spec.group,
-            min_interval_ms=to_ms(spec.min_interval),
-            ttl_ms=0 if spec.ttl is None else to_ms(spec.ttl),
-        ),
-        version=view.version,
-        created_us=at_us(view.created_at),
-        created_by=view.created_by,
-        changed_us=at_us(view.changed_at),
-        changed_by=view.changed_by,
-        expires_us=at_us(view.expires_at),
-        disabled_reason=view.disabled_reason,
-        disabled_us=at_us(view.disabled_at),
-        failing_since_us=at_us(view.failing_since),
-        secrets=view.secrets,
-    )
+    mode, disabled = view.spec.mode.name.lower(), not view.spec.enabled
+    return answers.of(pb.Webhook, view, spec=answers.of(pb.WebhookSpec, view.spec, mode=mode, disabled=disabled))
 
 
 def delivery(view: DeliveryView) -> pb.Delivery:
     """A delivery as read."""
-    return pb.Delivery(
-        id=view.id.bytes,
-        webhook_id=view.webhook_id.bytes,
-        event=view.event,
-        state=view.state.name.lower(),
-        at_us=at_us(view.at),
-        topic=view.topic,
-        job_id=b"" if view.job_id is None else view.job_id.bytes,
-        attempts=view.attempts,
-        next_us=at_us(view.next_at),
-        ended_us=at_us(view.ended_at),
-        status=view.status or 0,
-        error=view.error,
-        log=[
-            pb.DeliveryAttempt(
-                number=one.number,
-                at_us=at_us(one.at),
-                duration_ms=one.duration_ms,
-                status=one.status or 0,
-                response=one.response,
-                error=one.error,
-            )
-            for one in view.log
-        ],
-    )
+    log = [answers.of(pb.DeliveryAttempt, one) for one in view.log]
+    return answers.of(pb.Delivery, view, state=view.state.name.lower(), log=log)
 
 
 def _cursor(raw: bytes, field: str) -> UUID | None:

@@ -12,6 +12,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import IntEnum
 from hashlib import blake2b
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
@@ -19,6 +20,7 @@ from uuid import UUID
 import msgspec
 from litestar import Response
 
+from headgate.api.fields import Answers
 from headgate.api.http.request import ApiRequest
 from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy
@@ -28,7 +30,7 @@ from headgate.domain.envelope import content_type_of
 from headgate.domain.errors import InvalidInput
 from headgate.domain.states import State
 from headgate.domain.timestamps import MAX_US, from_unix_us, unix_us
-from headgate.domain.views import JobEvent, JobView
+from headgate.domain.views import JobView
 
 CONTENT_TYPE: Final = "content-type"
 """The header of a job that says what its payload is; without it, it is JSON if it can be read as JSON."""
@@ -80,6 +82,12 @@ class Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An answer, or a part of one: what is not set is left out."""
+
+
+answers: Final = Answers(
+    lambda kind: kind.__struct_fields__, {UUID: str, tuple: list, IntEnum: lambda one: one.name.lower()}
+)
+"""Answers from records."""
 
 
 # ---------------------------------------------------------------------- plain values
@@ -218,12 +226,7 @@ class RetryPolicyOut(Output, kw_only=True):
 
 def policy_out(policy: RetryPolicy) -> RetryPolicyOut:
     """A retry policy as read."""
-    return RetryPolicyOut(
-        kind=policy.kind.name.lower(),  # type: ignore[arg-type]  # one of BackoffName
-        base_ms=policy.base_ms,
-        cap_ms=policy.cap_ms,
-        delays_ms=list(policy.delays_ms),
-    )
+    return answers.of(RetryPolicyOut, policy)
 
 
 # ---------------------------------------------------------------------- jobs as read
@@ -318,41 +321,19 @@ def job_info(job: JobView) -> JobInfo:
     """A job as read."""
     payload, payload_base64 = content(job.payload, job.headers)
     result, result_base64 = content(job.result)
-    hanging = job.dependencies
-    return JobInfo(
-        id=str(job.id),
-        tenant=job.tenant,
-        topic=job.topic,
-        state=job.state.label,  # type: ignore[arg-type]  # one of StateName
-        priority=job.priority,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        epoch=job.epoch,
-        cancel_requested=job.cancel_requested,
-        worker=job.worker or "",
-        created_us=at_us(job.created_at),
-        run_at_us=at_us(job.run_at),
-        claimed_us=at_us(job.claimed_at),
-        lease_until_us=at_us(job.lease_until),
-        finished_us=at_us(job.finished_at),
-        deadline_us=at_us(job.deadline),
-        last_error=job.last_error or "",
+    return answers.of(
+        JobInfo,
+        job,
+        job.dependencies,
         headers=dict(job.headers),
-        tags=list(job.tags),
         payload=payload,
         payload_base64=payload_base64,
         result=result,
         result_base64=result_base64,
         progress=ProgressOut(**job.progress) if job.progress else None,  # type: ignore[arg-type]  # written by us
-        events=[_event(one) for one in job.events],
-        older_events=job.older_events,
-        key=job.key,
-        unique_key=hanging.unique_key,
-        parents=_relations(hanging.parents),
-        parent_count=hanging.parent_count,
-        children=_relations(hanging.children),
-        child_count=hanging.child_count,
-        batch_id=id_text(hanging.batch_id),
+        events=[answers.of(EventOut, one) for one in job.events],
+        parents=_relations(job.dependencies.parents),
+        children=_relations(job.dependencies.children),
         lineage=None
         if job.lineage is None
         else LineageOut(schedule=job.lineage[0], occurrence_us=at_us(job.lineage[1]), triggered=job.lineage[2]),
@@ -384,22 +365,3 @@ def _relations(found: Sequence[Relation]) -> list[RelationOut]:
         RelationOut(id=str(one.job_id), needs=one.needs.label, met=Met(one.met).name.lower())  # type: ignore[arg-type]
         for one in found
     ]
-
-
-def _event(event: JobEvent) -> EventOut:
-    return EventOut(
-        at_us=at_us(event.at),
-        kind=event.kind.label,
-        epoch=event.epoch,
-        attempt=event.attempt,
-        state=label(event.state),
-        run_at_us=at_us(event.run_at),
-        claimed_us=at_us(event.claimed_at),
-        worker=event.worker or "",
-        actor=event.actor or "",
-        reason=event.reason or "",
-        error_type=event.error_type or "",
-        error_message=event.error_message or "",
-        error_trace=event.error_trace or "",
-        no=event.no,
-    )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.api.http.codec import Output, at_us
+from headgate.api.http.codec import Output, answers
 from headgate.domain.system import SystemReport
 
 
@@ -58,33 +58,15 @@ class SystemOut(Output, kw_only=True):
 
 def system_out(report: SystemReport) -> SystemOut:
     """The report as it is sent, and as it is in a support bundle."""
-    database = report.database
-    return SystemOut(
-        instance=report.instance,
+    database, statements = report.database, report.database.statements
+    return answers.of(
+        SystemOut,
+        report,
+        database,
         settings=dict(report.settings),
         versions=dict(report.versions),
         database_bytes=database.bytes,
-        connections=database.connections,
-        max_connections=database.max_connections,
-        oldest_transaction_seconds=database.oldest_transaction_seconds,
-        migrations=[
-            MigrationOut(
-                number=one.number,
-                name=one.name,
-                applied_by=one.applied_by,
-                applied_us=at_us(one.applied_at),
-                seconds=one.seconds or 0.0,
-            )
-            for one in database.migrations
-        ],
-        tables=[
-            TableOut(name=one.name, live=one.live, dead=one.dead, bytes=one.bytes, vacuumed_us=at_us(one.vacuumed_at))
-            for one in database.tables
-        ],
-        statements=None
-        if database.statements is None
-        else [
-            StatementOut(name=one.name, calls=one.calls, total_ms=one.total_ms, rows=one.rows)
-            for one in database.statements
-        ],
+        migrations=[answers.of(MigrationOut, one) for one in database.migrations],
+        tables=[answers.of(TableOut, one) for one in database.tables],
+        statements=None if statements is None else [answers.of(StatementOut, one) for one in statements],
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from litestar.params import QueryParameter
 
-from headgate.api.http.codec import Output, at_us, moment
+from headgate.api.http.codec import Output, answers, moment
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import PageSize, get
 from headgate.control.admin import AUDIT_TERM_MAX_CHARS
@@ -66,21 +66,5 @@ async def list_audit(
     since, until = moment(since_us, field="since_us"), moment(until_us, field="until_us")
     wanted = AuditFilter(actor=actor, verb=verb, target=target, since=since, until=until)
     found = await request.cases.admin.audit(request.caller, before=before, limit=limit, wanted=wanted)
-    return AuditPage(
-        next_before=found.next_before,
-        all_tenants=found.all_tenants,
-        entries=[
-            AuditEntry(
-                no=one.no,
-                at_us=at_us(one.at),
-                everything=one.everything,
-                actor=one.actor,
-                verb=one.verb,
-                target=one.target,
-                reason=one.reason,
-                detail=dict(one.detail or {}),
-                tenant=one.tenant,
-            )
-            for one in found.entries
-        ],
-    )
+    entries = [answers.of(AuditEntry, one, detail=dict(one.detail or {})) for one in found.entries]
+    return answers.of(AuditPage, found, entries=entries)

@@ -16,10 +16,9 @@ from headgate.api.http.codec import (
     OnFailureName,
     Output,
     StateName,
-    at_us,
+    answers,
     counts_of,
     id_text,
-    label,
     span,
     tagged,
 )
@@ -113,18 +112,4 @@ async def seal_batch(request: ApiRequest, batch_id: PathId) -> BatchInfo:
 
 
 def _info(batch: BatchStatus) -> BatchInfo:
-    return BatchInfo(
-        id=str(batch.id),
-        name=batch.name,
-        needs=batch.needs.label,  # type: ignore[arg-type]  # one of NeedsName
-        created_us=at_us(batch.created_at),
-        expires_us=at_us(batch.expires_at),
-        sealed_us=at_us(batch.sealed_at),
-        expired=batch.expired,
-        total=batch.total,
-        counted=batch.counted,
-        counts=counts_of(batch.counts),
-        callback_id=id_text(batch.callback_id),
-        callback_state=label(batch.callback_state),
-        more_members=batch.more_members,
-    )
+    return answers.of(BatchInfo, batch, counts=counts_of(batch.counts))

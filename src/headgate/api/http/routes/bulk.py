@@ -18,7 +18,7 @@ from headgate.api.http.codec import (
     Priority,
     Reason,
     TopicName,
-    at_us,
+    answers,
     counts_of,
     job_line,
     span,
@@ -202,43 +202,16 @@ def _request(plan: BulkPlan) -> Request:
 
 def _info(one: BulkOperation) -> BulkInfo:
     priority, topic, delay = (one.parameters.get(name) for name in ("priority", "topic", "delay_ms"))
-    return BulkInfo(
-        id=str(one.id),
-        state=one.state.label,  # type: ignore[arg-type]  # one of BulkStateName
-        verb=one.verb.label,  # type: ignore[arg-type]  # one of VerbName
-        filter=one.filter,
-        reason=one.reason,
+    return answers.of(
+        BulkInfo,
+        one,
         priority=priority if isinstance(priority, int) else None,
         topic=topic if isinstance(topic, str) else "",
         delay_ms=delay if isinstance(delay, int) else 0,
-        per_second=one.per_second or 0,
-        expected=one.expected,
-        expected_exactly=one.expected_exactly,
-        looked=one.looked,
-        matched=one.matched,
-        changed=one.changed,
-        skipped=one.skipped,
-        errors=one.errors,
-        error=one.error,
-        who=one.who,
-        created_us=at_us(one.created_at),
-        started_us=at_us(one.started_at),
-        touched_us=at_us(one.touched_at),
-        finished_us=at_us(one.finished_at),
-        instance=one.instance,
         topics=[] if one.topics is None else one.topics.listed,
     )
 
 
 def dead_group(group: DeadGroup) -> DeadGroupOut:
     """A group of similar errors."""
-    return DeadGroupOut(
-        topic=group.topic,
-        group=group.group,
-        title=group.title,
-        count=group.count,
-        first_us=at_us(group.first_at),
-        last_us=at_us(group.last_at),
-        sample_id=str(group.sample_id),
-        sample_error=group.sample_error,
-    )
+    return answers.of(DeadGroupOut, group)

@@ -6,10 +6,9 @@ from typing import Literal
 
 from litestar import Response
 
-from headgate.api.http.codec import Output
+from headgate.api.http.codec import Output, answers
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import get, open_get
-from headgate.domain.durability import Durability
 
 
 class HealthState(Output, kw_only=True):
@@ -66,29 +65,10 @@ async def health_ready(request: ApiRequest) -> Response[HealthState]:
 async def health_details(request: ApiRequest) -> HealthDetailsOut:
     """Readiness with its reason, and the durability settings of the database."""
     found = await request.cases.health.details(request.caller)
-    return HealthDetailsOut(
-        instance=found.instance,
-        version=found.version,
-        ready=found.ready,
-        reason=found.reason,
-        durable=None if found.database is None else not found.database.problems,
-        database=None if found.database is None else _database(found.database),
-        database_error=found.database_error,
-    )
-
-
-def _database(one: Durability) -> DatabaseOut:
-    return DatabaseOut(
-        server_version=one.server_version,
-        fsync=one.fsync,
-        full_page_writes=one.full_page_writes,
-        synchronous_commit=one.synchronous_commit,
-        synchronous_commit_default=one.synchronous_commit_default,
-        synchronous_standby_names=one.synchronous_standby_names,
-        data_checksums=one.data_checksums,
-        in_recovery=one.in_recovery,
-        read_only=one.read_only,
-        max_connections=one.max_connections,
-        problems=list(one.problems),
-        notes=list(one.notes),
+    database = found.database
+    return answers.of(
+        HealthDetailsOut,
+        found,
+        durable=None if database is None else not database.problems,
+        database=None if database is None else answers.of(DatabaseOut, database),
     )

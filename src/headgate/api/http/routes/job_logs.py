@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Final, Literal
 from uuid import UUID
 
 import msgspec
 from litestar.params import FromQuery, QueryParameter
 
-from headgate.api.http.codec import Input, Output
+from headgate.api.http.codec import Input, Output, answers
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import PathId, get
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.job_logs import LINES_MAX, PAGE_MAX, AttemptLines, LogLevel, LogLine, log_line
-from headgate.domain.timestamps import unix_us
 
 TAG = ["jobs"]
 LevelName = Literal["debug", "info", "warning", "error", "critical"]
@@ -95,23 +94,7 @@ async def get_logs(
     page = await request.cases.jobs.logs(
         request.caller, job_id, attempt=attempt, after=after, limit=limit, newest=newest
     )
-    return JobLogs(
-        lines=[
-            LogLineOut(
-                attempt=one.attempt,
-                epoch=one.epoch,
-                seq=one.seq,
-                at_us=unix_us(one.at),
-                level=cast("LevelName", one.level.label),
-                logger=one.logger,
-                text=one.text,
-                left_out=one.left_out,
-            )
-            for one in page.lines
-        ],
-        cursor=page.cursor,
-        more=page.more,
-    )
+    return answers.of(JobLogs, page, lines=[answers.of(LogLineOut, one) for one in page.lines])
 
 
 def attempts_of(given: Iterable[tuple[UUID, int, Sequence[LogLineIn]]]) -> Iterator[AttemptLines]:

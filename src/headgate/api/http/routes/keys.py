@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from litestar.params import JSONBody, PathParameter, QueryParameter
 
-from headgate.api.http.codec import Input, Milliseconds, Output, Reason, at_us, span
+from headgate.api.http.codec import Input, Milliseconds, Output, Reason, answers, span
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, get, post
@@ -154,21 +154,4 @@ async def revoke_key(request: ApiRequest, key_id: KeyId, data: JSONBody[WithReas
 
 
 def _info(view: KeyView) -> KeyInfo:
-    return KeyInfo(
-        id=view.id,
-        tenant=view.tenant,
-        name=view.name,
-        scopes=list(view.scopes),
-        limited_to_topics=view.topics is not None,
-        topics=list(view.topics or ()),
-        rates=view.rates,
-        state=view.state,
-        created_us=at_us(view.created_at),
-        created_by=view.created_by,
-        expires_us=at_us(view.expires_at),
-        rotated_us=at_us(view.rotated_at),
-        old_until_us=at_us(view.old_until),
-        revoked_us=at_us(view.revoked_at),
-        revoked_by=view.revoked_by,
-        last_used_us=at_us(view.last_used_at),
-    )
+    return answers.of(KeyInfo, view, limited_to_topics=view.topics is not None)

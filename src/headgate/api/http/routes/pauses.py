@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from litestar.params import JSONBody
 
-from headgate.api.http.codec import Input, Microseconds, Output, Reason, TopicName, at_us, counts_of, moment
+from headgate.api.http.codec import Input, Microseconds, Output, Reason, TopicName, answers, counts_of, moment
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.retention import RetentionStatusOut, status_out
 from headgate.api.http.routing import get, post
@@ -152,26 +152,14 @@ class StatusOut(Output, kw_only=True):
 async def get_status(request: ApiRequest) -> StatusOut:
     """Read pauses, job counts and waiting times by topic, instances and retention."""
     found = await request.cases.admin.status(request.caller)
-    return StatusOut(
-        now_us=at_us(found.now),
+    return answers.of(
+        StatusOut,
+        found,
         pauses=[_pause(one) for one in found.pauses],
         topics=[_topic(one) for one in found.topics],
-        instances=[
-            InstanceOut(
-                name=one.name,
-                version=one.version,
-                started_us=at_us(one.started_at),
-                seen_us=at_us(one.seen_at),
-                workers=one.workers,
-                stuck=one.stuck,
-            )
-            for one in found.instances
-        ],
+        instances=[answers.of(InstanceOut, one) for one in found.instances],
         retention=status_out(found.retention),
         handled=sorted(found.handled or ())[: limits.HANDLED_TOPICS_MAX],
-        tenant=found.tenant,
-        subject=found.subject,
-        read_only=found.read_only,
     )
 
 
@@ -196,39 +184,16 @@ async def resume(request: ApiRequest, data: JSONBody[ResumeIn]) -> Resumed:
 
 
 def _pause(pause: Pause) -> PauseInfo:
-    kind = pause.target.kind
-    return PauseInfo(
-        target=TargetOut(
-            everything=kind is TargetKind.EVERYTHING, tenant=kind is TargetKind.TENANT, topic=pause.target.topic
-        ),
-        paused=pause.paused,
-        reason=pause.reason,
-        who=pause.who,
-        since_us=at_us(pause.since),
-        until_us=at_us(pause.until),
-    )
+    kind, topic = pause.target.kind, pause.target.topic
+    target = TargetOut(everything=kind is TargetKind.EVERYTHING, tenant=kind is TargetKind.TENANT, topic=topic)
+    return answers.of(PauseInfo, pause, target=target)
 
 
 def _topic(one: TopicStatus) -> TopicStatusOut:
-    return TopicStatusOut(
-        topic=one.topic,
-        paused=one.paused,
+    return answers.of(
+        TopicStatusOut,
+        one,
         counts=counts_of(one.counts),
-        waiting_since_us=at_us(one.waiting_since),
         ageing_step_us=0 if one.ageing_step is None else one.ageing_step // MICROSECOND,
-        unhandled=one.unhandled,
-        declared=one.declared,
-        max_running=one.max_running,
-        max_backlog=one.max_backlog,
-        flows=[
-            FlowMinuteOut(
-                minute_us=at_us(flow.minute),
-                submitted=flow.submitted,
-                completed=flow.completed,
-                retried=flow.retried,
-                failed=flow.failed,
-                dead=flow.dead,
-            )
-            for flow in one.flows
-        ],
+        flows=[answers.of(FlowMinuteOut, flow) for flow in one.flows],
     )

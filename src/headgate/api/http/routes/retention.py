@@ -7,11 +7,11 @@ from typing import Annotated
 import msgspec
 from litestar.params import JSONBody
 
-from headgate.api.http.codec import Input, Milliseconds, Output, Reason
+from headgate.api.http.codec import Input, Milliseconds, Output, Reason, answers
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import patch, post
 from headgate.domain.retention import RetentionRules, RetentionStatus
-from headgate.domain.validation import MILLISECOND, to_ms
+from headgate.domain.validation import MILLISECOND
 
 TAG = ["retention"]
 
@@ -74,25 +74,17 @@ async def set_retention(request: ApiRequest, data: JSONBody[SetRetention]) -> Re
 @post("/v1/retention/run", uses="AdminService/RunRetention", tags=TAG)
 async def run_retention(request: ApiRequest) -> Removed:
     """Run one retention pass of about a second, as every instance does periodically."""
-    done = await request.cases.admin.run_retention(request.caller)
-    return Removed(jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked)
+    return answers.of(Removed, await request.cases.admin.run_retention(request.caller))
 
 
 def rules_out(rules: RetentionRules) -> RetentionRulesOut:
     """The rules as read."""
-    return RetentionRulesOut(
-        completed_ms=to_ms(rules.completed),
-        dead_ms=to_ms(rules.dead),
-        cancelled_ms=to_ms(rules.cancelled),
-        audit_ms=to_ms(rules.audit),
-    )
+    return answers.of(RetentionRulesOut, rules)
 
 
 def status_out(status: RetentionStatus) -> RetentionStatusOut:
     """The status as read."""
-    return RetentionStatusOut(
-        rules=rules_out(status.rules),
-        oldest_day=str(status.oldest_day or ""),
-        days_waiting=status.days_waiting,
-        oldest_waiting=str(status.oldest_waiting or ""),
+    oldest_day, oldest_waiting = (str(one or "") for one in (status.oldest_day, status.oldest_waiting))
+    return answers.of(
+        RetentionStatusOut, status, rules=rules_out(status.rules), oldest_day=oldest_day, oldest_waiting=oldest_waiting
     )

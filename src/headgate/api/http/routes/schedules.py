@@ -22,10 +22,9 @@ from headgate.api.http.codec import (
     RetryPolicyOut,
     StateName,
     TopicName,
+    answers,
     at_us,
     content,
-    id_text,
-    label,
     moment,
     payload_bytes,
     policy_out,
@@ -386,47 +385,21 @@ def _spec_of(spec: SpecIn) -> ScheduleSpec:
 
 
 def _info(view: ScheduleView) -> ScheduleInfo:
-    return ScheduleInfo(
-        name=view.name,
-        version=view.version,
-        spec=_spec(view.spec),
-        next_us=at_us(view.next_at),
-        last_us=at_us(view.last_at),
-        last_job_id=id_text(view.last_job_id),
-        fired=view.fired,
-        skipped=view.skipped,
-        last_skip=view.last_skip,
-        last_skip_us=at_us(view.last_skip_at),
-        last_error=view.last_error,
-        paused=view.paused,
-        paused_by=view.paused_by,
-        paused_us=at_us(view.paused_at) if view.paused else 0,
-        reason=view.reason,
-        created_us=at_us(view.created_at),
-        changed_us=at_us(view.changed_at),
-        changed_by=view.changed_by,
-        full_since_us=at_us(view.full_since),
-    )
+    paused_us = at_us(view.paused_at) if view.paused else 0
+    return answers.of(ScheduleInfo, view, spec=_spec(view.spec), paused_us=paused_us)
 
 
 def _spec(spec: ScheduleSpec) -> SpecOut:
     payload, payload_base64 = content(spec.payload, spec.headers)
-    return SpecOut(
-        topic=spec.topic,
+    return answers.of(
+        SpecOut,
+        spec,
         timing=_timing(spec.timing),
         payload=payload,
         payload_base64=payload_base64,
-        priority=spec.priority,
-        max_attempts=spec.max_attempts or 0,
         retry=None if spec.policy is None else policy_out(spec.policy),
         headers=dict(spec.headers),
-        tags=list(spec.tags),
-        overlap=spec.overlap,
-        catch_up=spec.catch_up,
         catch_up_most=spec.catch_up_most if spec.catch_up is CatchUp.ALL else 0,
-        ends_us=at_us(spec.ends_at),
-        source=spec.source,
-        when_full=spec.when_full,
     )
 
 
@@ -449,10 +422,4 @@ def _zone(timing: Timing) -> str:
 
 
 def _scheduled_job(job: ScheduledJob) -> ScheduledJobOut:
-    return ScheduledJobOut(
-        job_id=str(job.job_id),
-        occurrence_us=at_us(job.occurrence),
-        covers_from_us=at_us(job.covers_from),
-        triggered=job.triggered,
-        state=label(job.state),
-    )
+    return answers.of(ScheduledJobOut, job)

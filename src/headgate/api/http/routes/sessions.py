@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar.params import JSONBody, PathParameter, QueryParameter
 
-from headgate.api.http.codec import Output, at_us
+from headgate.api.http.codec import Output, answers
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, get, post
@@ -58,13 +58,4 @@ async def revoke_session(
 
 
 def _info(one: WebSession) -> SessionInfo:
-    return SessionInfo(
-        id=one.id,
-        tenant=one.tenant,
-        subject=one.subject,
-        created_us=at_us(one.created_at),
-        expires_us=at_us(one.expires_at),
-        seen_us=at_us(one.seen_at),
-        address=one.address,
-        agent=one.agent,
-    )
+    return answers.of(SessionInfo, one)

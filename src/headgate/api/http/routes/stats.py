@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar.params import QueryParameter
 
-from headgate.api.http.codec import Output, at_us, counts_of
+from headgate.api.http.codec import Output, answers, counts_of
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.bulk import DeadGroupOut, dead_group
 from headgate.api.http.routing import get
@@ -81,16 +81,15 @@ async def get_stats(
 ) -> StatsOut:
     """Read throughput, depth and latencies by interval."""
     found = await request.cases.stats.series(request.caller, since=since, topic=topic)
-    return StatsOut(
-        now_us=at_us(found.now),
-        topic=found.topic,
+    return answers.of(
+        StatsOut,
+        found,
         since=found.window.name,
         step_ms=to_ms(found.window.step),
         intervals=[_interval(one) for one in found.intervals],
         counts=counts_of(found.counts),
         pickup=_latency(found.pickup),
         run=_latency(found.run),
-        partial=found.partial,
     )
 
 
@@ -104,27 +103,15 @@ async def list_failing(
 ) -> FailingOut:
     """Group the failed attempts of the last hour by topic and error."""
     found = await request.cases.stats.failing(request.caller, topic=topic, limit=limit)
-    return FailingOut(
-        since_us=at_us(found.since),
-        groups=[dead_group(one) for one in found.groups],
-        looked_at=found.looked_at,
-        exact=found.exact,
-    )
+    return answers.of(FailingOut, found, groups=[dead_group(one) for one in found.groups])
 
 
 def _interval(one: Interval) -> IntervalOut:
-    flows = one.flows or Flows()
-    return IntervalOut(
-        at_us=at_us(one.at),
+    return answers.of(
+        IntervalOut,
+        one,
+        one.flows or Flows(),
         recorded=one.flows is not None,
-        submitted=flows.submitted,
-        started=flows.started,
-        completed=flows.completed,
-        retried=flows.retried,
-        failed=flows.failed,
-        dead=flows.dead,
-        cancelled=flows.cancelled,
-        depth=one.depth or 0,
         oldest_due_s=None if one.oldest_due is None else one.oldest_due.total_seconds(),
         pickup=_latency(one.pickup),
         run=_latency(one.run),

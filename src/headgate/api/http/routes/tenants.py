@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar.params import JSONBody, PathParameter, QueryParameter
 
-from headgate.api.http.codec import Input, Output, Reason, at_us
+from headgate.api.http.codec import Input, Output, Reason, answers, at_us
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import PageSize, get, patch
 from headgate.domain import limits
@@ -131,11 +131,6 @@ def _quotas(quotas: dict[str, Quota]) -> Quotas:
 
 
 def _info(view: TenantView) -> TenantInfo:
-    return TenantInfo(
-        name=view.name,
-        quotas=_quotas(dict(view.quotas)),
-        own=sorted(view.own),
-        used=dict(view.used),
-        stored_measured_us=at_us(view.measured_at),
-        created_us=at_us(view.created_at),
-    )
+    quotas, measured = _quotas(dict(view.quotas)), at_us(view.measured_at)
+    used, own = dict(view.used), sorted(view.own)
+    return answers.of(TenantInfo, view, quotas=quotas, own=own, used=used, stored_measured_us=measured)

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Response
 from litestar.params import JSONBody, QueryParameter
 
-from headgate.api.http.codec import Input, Output, Reason, at_us, tagged
+from headgate.api.http.codec import Input, Output, Reason, answers, tagged
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.topics import (
     RuleOriginOut,
@@ -147,22 +147,10 @@ def _policy(view: TopicView) -> PolicyOut:
 
 
 def _change(one: PolicyChange) -> PolicyChangeOut:
-    return PolicyChangeOut(
-        setting=one.setting,
-        before=settings_out({one.setting: one.before}),
-        after=settings_out({one.setting: one.after}),
-        before_origin=one.before_origin.name.lower(),  # type: ignore[arg-type]  # one of the three
-        after_origin=one.after_origin.name.lower(),  # type: ignore[arg-type]
-    )
+    before, after = (settings_out({one.setting: value}) for value in (one.before, one.after))
+    return answers.of(PolicyChangeOut, one, before=before, after=after)
 
 
 def _version(one: PolicyVersion) -> PolicyVersionOut:
-    return PolicyVersionOut(
-        version=one.version,
-        at_us=at_us(one.at),
-        actor=one.actor,
-        verb=one.verb,
-        reason=one.reason,
-        changes=[_change(change) for change in one.changes],
-        settings=settings_out(one.settings),
-    )
+    changes, settings = [_change(change) for change in one.changes], settings_out(one.settings)
+    return answers.of(PolicyVersionOut, one, changes=changes, settings=settings)

@@ -20,7 +20,7 @@ from headgate.api.http.codec import (
     RetryPolicyIn,
     RetryPolicyOut,
     TopicName,
-    at_us,
+    answers,
     counts_of,
     policy_out,
     span,
@@ -265,8 +265,8 @@ async def release_topic(request: ApiRequest, topic: Topic, data: JSONBody[Releas
 async def declare_topics(request: ApiRequest, data: JSONBody[DeclareTopics]) -> DeclaredTopics:
     """Store what the handlers of a worker declare."""
     declared = [(one.name, changes_of(one.settings)) for one in data.topics]
-    answers = await request.cases.topics.declare(request.caller, declared, source=data.source, worker=data.worker_id)
-    return DeclaredTopics(topics=[_declared(one) for one in answers])
+    stored = await request.cases.topics.declare(request.caller, declared, source=data.source, worker=data.worker_id)
+    return DeclaredTopics(topics=[_declared(one) for one in stored])
 
 
 def changes_of(settings: SettingsIn) -> dict[str, object]:
@@ -296,29 +296,14 @@ def topic_info(view: TopicView) -> TopicInfo:
     rules, sources = view.rules, view.sources
     values = {name: getattr(view.limits, name) for name in LIMITS}
     values |= {name: getattr(rules, "policy" if name == "retry" else name) for name in RULES}
-    return TopicInfo(
-        name=view.name,
+    return answers.of(
+        TopicInfo,
+        view,
         settings=settings_out(values),
-        created_us=at_us(view.created_at),
-        changed_us=at_us(view.changed_at),
-        running=view.running,
-        tokens=view.tokens,
         counts=counts_of(view.counts),
-        origins={
-            name: RuleOriginOut(
-                origin=one.origin.name.lower(),  # type: ignore[arg-type]  # one of the three
-                by=one.by,
-                version=one.version,
-                at_us=at_us(one.at),
-                reason=one.reason,
-            )
-            for name, one in sources.origins().items()
-        },
+        origins={name: answers.of(RuleOriginOut, one) for name, one in sources.origins().items()},
         declared=_declaration(sources.declared),
         conflict=_declaration(view.conflict),
-        version=view.version,
-        consumers=view.consumers,
-        standby=view.standby,
     )
 
 
@@ -346,20 +331,9 @@ def settings_out(values: Mapping[str, Any]) -> SettingsOut:
 def _declaration(one: Declaration | None) -> DeclarationOut | None:
     if one is None:
         return None
-    return DeclarationOut(
-        source=one.source,
-        version=one.version,
-        worker=one.workers[0] if one.workers else "",
-        at_us=at_us(one.at),
-        settings=settings_out(one.rules),
-    )
+    worker = one.workers[0] if one.workers else ""
+    return answers.of(DeclarationOut, one, worker=worker, settings=settings_out(one.rules))
 
 
 def _declared(one: DeclaredTopic) -> DeclaredTopicOut:
-    return DeclaredTopicOut(
-        name=one.name,
-        changed=one.changed,
-        version=one.version,
-        overridden=list(one.overridden),
-        conflict=_declaration(one.conflict),
-    )
+    return answers.of(DeclaredTopicOut, one, conflict=_declaration(one.conflict))

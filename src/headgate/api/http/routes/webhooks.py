@@ -9,7 +9,7 @@ import msgspec
 from litestar import Response
 from litestar.params import JSONBody, QueryParameter
 
-from headgate.api.http.codec import Input, Milliseconds, Output, at_us, id_text, span, tagged
+from headgate.api.http.codec import Input, Milliseconds, Output, answers, span, tagged
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, PathId, delete, get, patch, post
@@ -281,57 +281,8 @@ def _changes(data: WebhookChanges) -> dict[str, Any]:
 
 
 def _info(view: Webhook, *, secret: str = "") -> WebhookInfo:
-    spec = view.spec
-    return WebhookInfo(
-        id=str(view.id),
-        url=spec.url,
-        events=list(spec.events),
-        topics=list(spec.topics),
-        description=spec.description,
-        disabled=not spec.enabled,
-        named_only=spec.named_only,
-        include_result=spec.include_result,
-        mode=spec.mode.name.lower(),
-        group=spec.group,
-        min_interval_ms=to_ms(spec.min_interval),
-        ttl_ms=0 if spec.ttl is None else to_ms(spec.ttl),
-        version=view.version,
-        created_us=at_us(view.created_at),
-        created_by=view.created_by,
-        changed_us=at_us(view.changed_at),
-        changed_by=view.changed_by,
-        expires_us=at_us(view.expires_at),
-        disabled_reason=view.disabled_reason,
-        disabled_us=at_us(view.disabled_at),
-        failing_since_us=at_us(view.failing_since),
-        secrets=view.secrets,
-        secret=secret,
-    )
+    return answers.of(WebhookInfo, view, view.spec, disabled=not view.spec.enabled, secret=secret)
 
 
 def _delivery(view: DeliveryView) -> DeliveryOut:
-    return DeliveryOut(
-        id=str(view.id),
-        webhook_id=str(view.webhook_id),
-        event=view.event,
-        state=view.state.name.lower(),  # type: ignore[arg-type]  # the names are those of the field
-        at_us=at_us(view.at),
-        topic=view.topic,
-        job_id=id_text(view.job_id),
-        attempts=view.attempts,
-        next_us=at_us(view.next_at),
-        ended_us=at_us(view.ended_at),
-        status=view.status or 0,
-        error=view.error,
-        log=[
-            AttemptOut(
-                number=one.number,
-                at_us=at_us(one.at),
-                duration_ms=one.duration_ms,
-                status=one.status or 0,
-                response=one.response,
-                error=one.error,
-            )
-            for one in view.log
-        ],
-    )
+    return answers.of(DeliveryOut, view, log=[answers.of(AttemptOut, one) for one in view.log])

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar.params import JSONBody, PathParameter, QueryParameter
 
-from headgate.api.http.codec import Milliseconds, Output, at_us, span
+from headgate.api.http.codec import Milliseconds, Output, answers, at_us, span
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routes.pauses import Resumed
@@ -15,6 +15,7 @@ from headgate.api.http.routing import get, post
 from headgate.control.admin import QUIET_DEFAULT
 from headgate.domain import limits
 from headgate.domain.validation import MILLISECOND
+from headgate.domain.workers import WorkerView
 
 TAG = ["workers"]
 WorkerId = Annotated[
@@ -124,47 +125,11 @@ async def list_workers(
 ) -> Workers:
     """List the connected workers."""
     found = await request.cases.admin.workers(request.caller, running=running)
-    return Workers(
-        more_running=found.more_running,
-        more_workers=found.more_workers,
-        workers=[
-            WorkerInfo(
-                worker=one.worker,
-                instance=one.instance,
-                topics=list(one.topics),
-                holding=one.holding,
-                credit=one.credit,
-                quiet=one.quiet,
-                standby=list(one.standby),
-                running=[
-                    RunningJobOut(id=str(job.id), topic=job.topic, attempt=job.attempt, since_us=at_us(job.since))
-                    for job in one.running
-                ],
-                client=one.client,
-                pull=one.pull,
-                connected_us=at_us(one.connected_at),
-                seen_us=at_us(one.seen_at),
-                assigned_us=at_us(one.assigned_at),
-                silent=one.silent,
-                skew_ms=None if one.skew is None else one.skew // MILLISECOND,
-                stop=None
-                if one.stop is None
-                else WorkerStopOut(by=one.stop.who, since_us=at_us(one.stop.since), reason=one.stop.reason),
-            )
-            for one in found.workers
-        ],
-        lost=[
-            LostWorker(
-                worker=one.worker,
-                instance=one.instance,
-                at_us=at_us(one.at),
-                reason=one.reason,
-                holding=one.holding,
-                topics=list(one.topics),
-                pull=one.pull,
-            )
-            for one in found.lost
-        ],
+    return answers.of(
+        Workers,
+        found,
+        workers=[_worker(one) for one in found.workers],
+        lost=[answers.of(LostWorker, one) for one in found.lost],
     )
 
 
@@ -193,3 +158,14 @@ async def stop_worker(request: ApiRequest, worker: WorkerId, data: JSONBody[With
     """
     asked = await request.cases.admin.stop_worker(request.caller, worker, reason="" if data is None else data.reason)
     return StopOut(since_us=at_us(asked.since), sessions=asked.sessions)
+
+
+def _worker(one: WorkerView) -> WorkerInfo:
+    stop = one.stop
+    return answers.of(
+        WorkerInfo,
+        one,
+        running=[answers.of(RunningJobOut, job) for job in one.running],
+        skew_ms=None if one.skew is None else one.skew // MILLISECOND,
+        stop=None if stop is None else answers.of(WorkerStopOut, stop, by=stop.who),
+    )
