@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from enum import StrEnum
 
@@ -23,14 +23,17 @@ class Kind(StrEnum):
     NAMES = "names"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One setting. `default` is the value itself; `default_note` describes one that is computed."""
 
-    name: str
-    section: str
     kind: Kind
+    name: str
     help: str
+    commands: tuple[str, ...] = ()
+    """Commands that have the flag. Empty: there is no flag."""
+    _: KW_ONLY
+    section: str = ""
     default: object = None
     default_note: str = ""
     low: int | timedelta | None = None
@@ -38,8 +41,6 @@ class Setting:
     high: int | timedelta | None = None
     choices: tuple[str, ...] = ()
     secret: bool = False
-    commands: tuple[str, ...] = ()
-    """Commands that have the flag. Empty: there is no flag."""
     key: str = ""
     """Key in the file, if it is not the name."""
     flag_name: str = ""

@@ -1,21 +1,22 @@
 """All settings, each declared once: flags, variables, file keys, help texts and docs/reference/configuration.md.
 
 A setting `name` is the flag `--name`, the variable `HEADGATE_NAME` and the key `name` in a section of headgate.toml.
-To add one, add an entry to SETTINGS; an entry of the section `server` is passed to the field of ServerOptions that has
-its name. `configuration.py` reads the values.
+To add one, add an entry to SETTINGS, with its name, its help text and the commands that have the flag; an entry of the
+section `server` is passed to the field of ServerOptions that has its name. `configuration.py` reads the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from headgate.domain import limits
 from headgate.domain.tallies import TOPICS_MAX
 from headgate.ops.setting import Kind, Setting
-from headgate.ops.worker_settings import WORKER
 
 FILE: Final = "headgate.toml"
 _SERVE: Final = ("serve",)
@@ -25,425 +26,304 @@ _CHECKED: Final = ("serve", "doctor")
 _REMOTE: Final = ("client",)
 """All commands that call a server."""
 
+_text = partial(Setting, Kind.TEXT)
+_number = partial(Setting, Kind.INTEGER)
+_switch = partial(Setting, Kind.SWITCH, default=False)
+_duration = partial(Setting, Kind.DURATION)
+_size = partial(Setting, Kind.SIZE)
+_path = partial(Setting, Kind.PATH)
+_choice = partial(Setting, Kind.CHOICE)
+_database = partial(Setting, Kind.DATABASE)
+_names = partial(Setting, Kind.NAMES)
+
+
+def _section(name: str, *settings: Setting) -> list[Setting]:
+    return [replace(one, section=name) for one in settings]
+
+
 SETTINGS: Final = (
-    # --- where the file is
-    Setting(
-        name="config",
-        section="file",
-        kind=Kind.PATH,
-        help=f"Configuration file. It must exist. Default: {FILE} in the current folder, if there is one.",
-        commands=(*_DATABASE, *_REMOTE, "config"),
-        in_file=False,
+    *_section(
+        "file",
+        _path(
+            "config",
+            f"Configuration file. It must exist. Default: {FILE} in the current folder, if there is one.",
+            (*_DATABASE, *_REMOTE, "config"),
+            in_file=False,
+        ),
     ),
-    # --- database
-    Setting(
-        name="database_url",
-        section="database",
-        kind=Kind.DATABASE,
-        help="postgresql://user@host/database. `dev` uses the embedded PostgreSQL without one.",
-        secret=True,
-        commands=_DATABASE,
+    *_section(
+        "database",
+        _database(
+            "database_url",
+            "postgresql://user@host/database. `dev` uses the embedded PostgreSQL without one.",
+            _DATABASE,
+            secret=True,
+        ),
+        _database(
+            "direct_database_url",
+            "The same database without a transaction pooler, for migrations and LISTEN. Ignored if the URL of the "
+            "database has a higher precedence.",
+            _CHECKED,
+            key="direct_url",
+            secret=True,
+        ),
+        _switch("pooler", "The database URL points to a transaction pooler (PgBouncer).", _CHECKED),
+        _switch("unsafe", "Accept database settings that can lose acknowledged jobs.", (*_RUN, "doctor")),
+        _switch("embedded", "Use the embedded PostgreSQL.", ("serve", "migrate", "restore-fence", "doctor")),
+        _path(
+            "data",
+            "Folder of the embedded PostgreSQL. Naming one selects the embedded PostgreSQL.",
+            ("dev",),
+            default_note="./.headgate/postgres",
+        ),
     ),
-    Setting(
-        name="direct_database_url",
-        section="database",
-        key="direct_url",
-        kind=Kind.DATABASE,
-        help="The same database without a transaction pooler, for migrations and LISTEN. Ignored if the URL of the "
-        "database has a higher precedence.",
-        secret=True,
-        commands=_CHECKED,
+    *_section(
+        "server",
+        _text("host", "Address to listen on.", _CHECKED, default="127.0.0.1"),
+        _number("port", "Port of gRPC. 0 picks a free port.", (*_RUN, "doctor"), default=7070, low=0, high=65_535),
+        _number(
+            "http_port",
+            "Port of the REST API. With --port 0 a free port.",
+            (*_RUN, "doctor"),
+            default_note="the port after --port, 7071",
+            low=0,
+            high=65_535,
+            served=False,
+        ),
+        _switch("no_http", "Do not serve the REST API.", (*_RUN, "doctor"), served=False),
+        _path(
+            "tls_cert", "Server certificate with its chain (PEM); clients use https://. Reloaded on change.", _CHECKED
+        ),
+        _path("tls_key", "Key of the server certificate (PEM). Reloaded on change.", _CHECKED),
+        _path("tls_client_ca", "Require client certificates signed by this authority (PEM).", _CHECKED),
+        _path(
+            "tokens",
+            "JSON file with tokens, readable by its owner only. Reloaded on change. See docs/howto/tokens.md.",
+            _CHECKED,
+            option="tokens_file",
+        ),
+        _path("jwt_issuers", "JSON file with the issuers of JWTs that are accepted. See docs/howto/keys.md.", _SERVE),
+        _text(
+            "rates",
+            "Rate limits for each credential by class, separated by commas: "
+            "submit=100/1s:200,work=10/1s,read=50/1s,operate=5/1s.",
+            _SERVE,
+            default="",
+            low=0,
+            high=200,
+        ),
+        _switch(
+            "insecure",
+            "Accept remote connections without TLS: on a trusted network, or behind a proxy that does TLS.",
+            _SERVE,
+        ),
+        _switch("dev", "Development: no tokens, loopback only, gRPC reflection.", _SERVE),
+        _duration(
+            "lease",
+            "Default lease of a job.",
+            _SERVE,
+            default=timedelta(seconds=60),
+            low=limits.LEASE_MIN,
+            high=limits.LEASE_MAX,
+        ),
+        _duration(
+            "reconnect_grace",
+            "How long a worker has to reconnect after its connection was lost, before its jobs run again. Must be "
+            "shorter than the lease.",
+            _SERVE,
+            default_note="10s, or the lease if that is not longer",
+            low=limits.LEASE_MIN,
+            high=limits.LEASE_MAX,
+        ),
+        _duration(
+            "grace",
+            "Maximum duration of a drain.",
+            _SERVE,
+            default=timedelta(seconds=30),
+            low=timedelta(0),
+            high=timedelta(days=1),
+        ),
+        _number(
+            "streams_per_peer",
+            "Maximum open streams per client address and process; 0: no limit. A proxy is one address.",
+            _SERVE,
+            default=10_000,
+            low=0,
+            high=1_000_000,
+        ),
+        _switch("no_dashboard", "Do not serve the dashboard on the port of the REST API.", _RUN),
+        _number(
+            "metrics_topics",
+            "Maximum topics with metrics of their own; others are added up.",
+            _SERVE,
+            default=TOPICS_MAX,
+            low=0,
+            high=10_000,
+        ),
+        _switch("metrics_tenants", "Show the tenant of each topic in metrics.", _SERVE),
+        _switch("metrics_open", "Serve metrics without a token to other machines as well.", _SERVE),
+        _switch("tracing", "Make OpenTelemetry spans of dispatch; the variables OTEL_… say where they go.", _SERVE),
+        _size(
+            "payload_max",
+            "Largest payload of a submit.",
+            _SERVE,
+            default=limits.PAYLOAD_MAX_BYTES,
+            low=1,
+            high=limits.PAYLOAD_MAX_BYTES,
+        ),
+        _names(
+            "webhook_allow",
+            "Networks that webhooks may reach although they are not public, separated by commas: "
+            "10.1.0.0/16,10.2.0.0/16.",
+            _SERVE,
+            default=(),
+        ),
+        _switch("webhook_http", "Permit webhooks to plain http:// URLs.", _SERVE),
+        _text(
+            "webhook_ports",
+            "Ports that webhooks may use, separated by commas: 443,8000-8999.",
+            _SERVE,
+            default="",
+            default_note="80, 443, 8080, 8443",
+            low=0,
+            high=500,
+        ),
+        _switch("poll_only", "Do not use LISTEN/NOTIFY between instances.", _CHECKED, served=False),
+        _number(
+            "processes",
+            "Number of server processes on the port, each an instance; about one per processor.",
+            _CHECKED,
+            default=1,
+            served=False,
+        ),
+        _text(
+            "name",
+            "Name of this instance.",
+            _SERVE,
+            default="",
+            default_note="host name and process id",
+            low=0,
+            high=limits.WORKER_ID_MAX_CHARS,
+        ),
     ),
-    Setting(
-        name="pooler",
-        section="database",
-        kind=Kind.SWITCH,
-        help="The database URL points to a transaction pooler (PgBouncer).",
-        default=False,
-        commands=_CHECKED,
+    *_section(
+        "log",
+        _choice(
+            "log_level",
+            "Log records of this level and above.",
+            (*_RUN, "worker"),
+            default="INFO",
+            choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        ),
+        _choice(
+            "log_format",
+            "Format of log lines: text for people, json for machines.",
+            (*_RUN, "worker"),
+            default="text",
+            choices=("text", "json"),
+        ),
     ),
-    Setting(
-        name="unsafe",
-        section="database",
-        kind=Kind.SWITCH,
-        help="Accept database settings that can lose acknowledged jobs.",
-        default=False,
-        commands=(*_RUN, "doctor"),
+    *_section(
+        "worker",
+        _number(
+            "worker_concurrency",
+            "Maximum jobs running at once.",
+            ("worker",),
+            default=32,
+            low=1,
+            high=50_000,
+            flag_name="concurrency",
+        ),
+        _names(
+            "worker_topics",
+            "Topics to work on, separated by commas: mail,image.",
+            ("worker",),
+            default=(),
+            default_note="all registered topics",
+            flag_name="topics",
+        ),
+        _duration(
+            "worker_grace",
+            "How long running handlers have to finish after SIGTERM.",
+            ("worker",),
+            default=timedelta(seconds=30),
+            low=timedelta(0),
+            high=timedelta(days=1),
+            flag_name="grace",
+        ),
+        _choice(
+            "worker_job_logs",
+            "Records that handlers log with this level and above are stored with their job; OFF: none.",
+            ("worker",),
+            default="WARNING",
+            choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "OFF"),
+            flag_name="job_logs",
+        ),
     ),
-    Setting(
-        name="embedded",
-        section="database",
-        kind=Kind.SWITCH,
-        help="Use the embedded PostgreSQL.",
-        default=False,
-        commands=("serve", "migrate", "restore-fence", "doctor"),
+    *_section(
+        "payload",
+        _names(
+            "redact",
+            "Names of further keys whose values are masked where payloads, results and errors are shown, separated by "
+            "commas; `none` masks nothing.",
+            default=(),
+        ),
     ),
-    Setting(
-        name="data",
-        section="database",
-        kind=Kind.PATH,
-        help="Folder of the embedded PostgreSQL. Naming one selects the embedded PostgreSQL.",
-        default_note="./.headgate/postgres",
-        commands=("dev",),
+    # Commands that call a server, and the SDK.
+    *_section(
+        "client",
+        _text(
+            "profile",
+            "Profile of `headgate profile login`: address, token and certificates of a server. For commands, not for "
+            "applications.",
+            (*_REMOTE, "config"),
+            default_note="the one of `headgate profile use`",
+            in_file=False,
+        ),
+        _text("url", "Server address.", _REMOTE, default_note="127.0.0.1:7070"),
+        _text(
+            "token",
+            "Token. Prefer the variable or the file: other users of the machine can see command lines.",
+            _REMOTE,
+            secret=True,
+        ),
+        _text(
+            "tenant",
+            "Tenant of submits in a transaction of the application. Servers take it from the token.",
+            default_note="default",
+        ),
+        _path("ca", "Certificate authority of the server (PEM), for https://."),
+        _path("cert", "Own certificate (PEM), for servers that require one."),
+        _path("key", "Key of the own certificate (PEM)."),
+        _text(
+            "encryption_keys",
+            "Keys by which the SDK encrypts payloads, results and errors: `id:key,id:key`, the first one writes. See "
+            "docs/howto/encryption.md.",
+            secret=True,
+        ),
     ),
-    # --- server
-    Setting(
-        name="host",
-        section="server",
-        kind=Kind.TEXT,
-        help="Address to listen on.",
-        default="127.0.0.1",
-        commands=_CHECKED,
+    # Read from the environment only, by parts that know no file.
+    *_section(
+        "database",
+        _path(
+            "postgres_bin",
+            "Folder of the PostgreSQL programs for the embedded PostgreSQL.",
+            default_note="those of the wheel, else those of the system",
+            in_file=False,
+        ),
+        _database(
+            "test_database_url",
+            "Database of the fixtures in headgate.testing.",
+            default_note="an embedded PostgreSQL",
+            secret=True,
+            in_file=False,
+        ),
     ),
-    Setting(
-        name="port",
-        section="server",
-        kind=Kind.INTEGER,
-        help="Port of gRPC. 0 picks a free port.",
-        default=7070,
-        low=0,
-        high=65_535,
-        commands=(*_RUN, "doctor"),
-    ),
-    Setting(
-        name="http_port",
-        section="server",
-        kind=Kind.INTEGER,
-        help="Port of the REST API. With --port 0 a free port.",
-        default_note="the port after --port, 7071",
-        low=0,
-        high=65_535,
-        commands=(*_RUN, "doctor"),
-        served=False,
-    ),
-    Setting(
-        name="no_http",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Do not serve the REST API.",
-        default=False,
-        commands=(*_RUN, "doctor"),
-        served=False,
-    ),
-    Setting(
-        name="tls_cert",
-        section="server",
-        kind=Kind.PATH,
-        help="Server certificate with its chain (PEM); clients use https://. Reloaded on change.",
-        commands=_CHECKED,
-    ),
-    Setting(
-        name="tls_key",
-        section="server",
-        kind=Kind.PATH,
-        help="Key of the server certificate (PEM). Reloaded on change.",
-        commands=_CHECKED,
-    ),
-    Setting(
-        name="tls_client_ca",
-        section="server",
-        kind=Kind.PATH,
-        help="Require client certificates signed by this authority (PEM).",
-        commands=_CHECKED,
-    ),
-    Setting(
-        name="tokens",
-        section="server",
-        kind=Kind.PATH,
-        help="JSON file with tokens, readable by its owner only. Reloaded on change. See docs/howto/tokens.md.",
-        commands=_CHECKED,
-        option="tokens_file",
-    ),
-    Setting(
-        name="jwt_issuers",
-        section="server",
-        kind=Kind.PATH,
-        help="JSON file with the issuers of JWTs that are accepted. See docs/howto/keys.md.",
-        commands=_SERVE,
-    ),
-    Setting(
-        name="rates",
-        section="server",
-        kind=Kind.TEXT,
-        help="Rate limits for each credential by class, separated by commas: "
-        "submit=100/1s:200,work=10/1s,read=50/1s,operate=5/1s.",
-        default="",
-        low=0,
-        high=200,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="insecure",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Accept remote connections without TLS: on a trusted network, or behind a proxy that does TLS.",
-        default=False,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="dev",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Development: no tokens, loopback only, gRPC reflection.",
-        default=False,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="lease",
-        section="server",
-        kind=Kind.DURATION,
-        help="Default lease of a job.",
-        default=timedelta(seconds=60),
-        low=limits.LEASE_MIN,
-        high=limits.LEASE_MAX,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="reconnect_grace",
-        section="server",
-        kind=Kind.DURATION,
-        help="How long a worker has to reconnect after its connection was lost, before its jobs run again. Must be "
-        "shorter than the lease.",
-        default_note="10s, or the lease if that is not longer",
-        low=limits.LEASE_MIN,
-        high=limits.LEASE_MAX,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="grace",
-        section="server",
-        kind=Kind.DURATION,
-        help="Maximum duration of a drain.",
-        default=timedelta(seconds=30),
-        low=timedelta(0),
-        high=timedelta(days=1),
-        commands=_SERVE,
-    ),
-    Setting(
-        name="streams_per_peer",
-        section="server",
-        kind=Kind.INTEGER,
-        help="Maximum open streams per client address and process; 0: no limit. A proxy is one address.",
-        default=10_000,
-        low=0,
-        high=1_000_000,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="no_dashboard",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Do not serve the dashboard on the port of the REST API.",
-        default=False,
-        commands=_RUN,
-    ),
-    Setting(
-        name="metrics_topics",
-        section="server",
-        kind=Kind.INTEGER,
-        help="Maximum topics with metrics of their own; others are added up.",
-        default=TOPICS_MAX,
-        low=0,
-        high=10_000,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="metrics_tenants",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Show the tenant of each topic in metrics.",
-        default=False,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="metrics_open",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Serve metrics without a token to other machines as well.",
-        default=False,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="tracing",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Make OpenTelemetry spans of dispatch; the variables OTEL_… say where they go.",
-        default=False,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="payload_max",
-        section="server",
-        kind=Kind.SIZE,
-        help="Largest payload of a submit.",
-        default=limits.PAYLOAD_MAX_BYTES,
-        low=1,
-        high=limits.PAYLOAD_MAX_BYTES,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="webhook_allow",
-        section="server",
-        kind=Kind.NAMES,
-        help="Networks that webhooks may reach although they are not public, separated by commas: "
-        "10.1.0.0/16,10.2.0.0/16.",
-        default=(),
-        commands=_SERVE,
-    ),
-    Setting(
-        name="webhook_http",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Permit webhooks to plain http:// URLs.",
-        default=False,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="webhook_ports",
-        section="server",
-        kind=Kind.TEXT,
-        help="Ports that webhooks may use, separated by commas: 443,8000-8999.",
-        default="",
-        default_note="80, 443, 8080, 8443",
-        low=0,
-        high=500,
-        commands=_SERVE,
-    ),
-    Setting(
-        name="poll_only",
-        section="server",
-        kind=Kind.SWITCH,
-        help="Do not use LISTEN/NOTIFY between instances.",
-        default=False,
-        commands=_CHECKED,
-        served=False,
-    ),
-    Setting(
-        name="processes",
-        section="server",
-        kind=Kind.INTEGER,
-        help="Number of server processes on the port, each an instance; about one per processor.",
-        default=1,
-        commands=_CHECKED,
-        served=False,
-    ),
-    Setting(
-        name="name",
-        section="server",
-        kind=Kind.TEXT,
-        help="Name of this instance.",
-        default="",
-        default_note="host name and process id",
-        low=0,
-        high=limits.WORKER_ID_MAX_CHARS,
-        commands=_SERVE,
-    ),
-    # --- logs
-    Setting(
-        name="log_level",
-        section="log",
-        kind=Kind.CHOICE,
-        help="Log records of this level and above.",
-        default="INFO",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        commands=(*_RUN, "worker"),
-    ),
-    Setting(
-        name="log_format",
-        section="log",
-        kind=Kind.CHOICE,
-        help="Format of log lines: text for people, json for machines.",
-        default="text",
-        choices=("text", "json"),
-        commands=(*_RUN, "worker"),
-    ),
-    # --- workers
-    *WORKER,
-    # --- payloads
-    Setting(
-        name="redact",
-        section="payload",
-        kind=Kind.NAMES,
-        help="Names of further keys whose values are masked where payloads, results and errors are shown, separated by "
-        "commas; `none` masks nothing.",
-        default=(),
-    ),
-    # --- commands that call a server, and the SDK
-    Setting(
-        name="profile",
-        section="client",
-        kind=Kind.TEXT,
-        help="Profile of `headgate profile login`: address, token and certificates of a server. For commands, not for "
-        "applications.",
-        default_note="the one of `headgate profile use`",
-        commands=(*_REMOTE, "config"),
-        in_file=False,
-    ),
-    Setting(
-        name="url",
-        section="client",
-        kind=Kind.TEXT,
-        help="Server address.",
-        default_note="127.0.0.1:7070",
-        commands=_REMOTE,
-    ),
-    Setting(
-        name="token",
-        section="client",
-        kind=Kind.TEXT,
-        help="Token. Prefer the variable or the file: other users of the machine can see command lines.",
-        secret=True,
-        commands=_REMOTE,
-    ),
-    Setting(
-        name="tenant",
-        section="client",
-        kind=Kind.TEXT,
-        help="Tenant of submits in a transaction of the application. Servers take it from the token.",
-        default_note="default",
-    ),
-    Setting(
-        name="ca", section="client", kind=Kind.PATH, help="Certificate authority of the server (PEM), for https://."
-    ),
-    Setting(
-        name="cert",
-        section="client",
-        kind=Kind.PATH,
-        help="Own certificate (PEM), for servers that require one.",
-    ),
-    Setting(name="key", section="client", kind=Kind.PATH, help="Key of the own certificate (PEM)."),
-    Setting(
-        name="encryption_keys",
-        section="client",
-        kind=Kind.TEXT,
-        help="Keys by which the SDK encrypts payloads, results and errors: `id:key,id:key`, the first one writes. See "
-        "docs/howto/encryption.md.",
-        secret=True,
-    ),
-    # --- read from the environment only, by parts that know no file
-    Setting(
-        name="postgres_bin",
-        section="database",
-        kind=Kind.PATH,
-        help="Folder of the PostgreSQL programs for the embedded PostgreSQL.",
-        default_note="those of the wheel, else those of the system",
-        in_file=False,
-    ),
-    Setting(
-        name="test_database_url",
-        section="database",
-        kind=Kind.DATABASE,
-        help="Database of the fixtures in headgate.testing.",
-        default_note="an embedded PostgreSQL",
-        secret=True,
-        in_file=False,
-    ),
-    Setting(
-        name="traceback",
-        section="log",
-        kind=Kind.TEXT,
-        help="If set, the command shows the traceback of an error that is a bug in Headgate.",
-        in_file=False,
+    *_section(
+        "log",
+        _text(
+            "traceback", "If set, the command shows the traceback of an error that is a bug in Headgate.", in_file=False
+        ),
     ),
 )
 
