@@ -14,17 +14,17 @@ from uuid import UUID
 from headgate.domain import limits
 from headgate.domain.dependencies import Needs, NewBatch, OnParentFailure
 from headgate.domain.errors import InvalidInput
-from headgate.domain.ids import JobId, id_from_bytes, parse_job_id
+from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.validation import check_page_size, check_payload, check_topic, shown, to_ms
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
-from headgate.sdk.handles import JobHandle, state_word
+from headgate.sdk.handles import JobHandle
 from headgate.sdk.options import JobOptions, prepared
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.records import record, state_word
 from headgate.sdk.rpc import Method
 from headgate.sdk.submitting import Bound, submit
 from headgate.sdk.tasks import Task
-from headgate.sdk.times import time_of
 from headgate.wire import batches_pb2 as pb
 from headgate.wire import jobs_pb2 as jobs
 
@@ -196,18 +196,11 @@ async def list_batches(
 
 def batch_info(found: pb.BatchInfo) -> BatchInfo:
     """Read a batch from a message."""
-    return BatchInfo(
-        id=id_from_bytes(found.id),
-        name=found.name,
+    return record(
+        BatchInfo,
+        found,
         needs="ended" if found.needs == jobs.NEEDS_ENDED else "succeeded",
         sealed=bool(found.sealed_us),
-        expired=found.expired,
-        created_at=time_of(found.created_us),
-        expires_at=time_of(found.expires_us),
-        total=found.total,
-        counted=found.counted,
         counts={state_word(one.state): one.count for one in found.counts},
-        callback_id=id_from_bytes(found.callback_id) if found.callback_id else None,
         callback_state=state_word(found.callback_state) if found.callback_id else "",
-        more_members=found.more_members,
     )

@@ -15,7 +15,8 @@ from headgate.sdk.client.producer import refusal
 from headgate.sdk.codec import decode, decoder_of
 from headgate.sdk.encryption import Encryption, Purpose
 from headgate.sdk.errors import JobCancelled, JobDead, ResultTimeout, SubmitConflict
-from headgate.sdk.times import time_of, time_or_none
+from headgate.sdk.records import record, state_word
+from headgate.sdk.times import time_or_none
 from headgate.wire import jobs_pb2 as jobs
 from headgate.wire import producer_pb2 as producer
 
@@ -107,57 +108,24 @@ def job_info(found: jobs.JobInfo, encryption: Encryption | None = None) -> JobIn
         result = encryption.open_result(result, found.id)
         last_error = encryption.open_text(last_error, found.id)
     progress = found.progress if found.HasField("progress") else None
-    return JobInfo(
-        id=id_from_bytes(found.id),
-        tenant=found.tenant,
-        topic=found.topic,
-        state=state_word(found.state),
-        priority=found.priority,
-        attempt=found.attempt,
-        max_attempts=found.max_attempts,
-        cancel_requested=found.cancel_requested,
-        worker=found.worker,
-        created_at=time_of(found.created_us),
-        run_at=time_or_none(found.run_at_us),
-        claimed_at=time_or_none(found.claimed_us),
-        lease_until=time_or_none(found.lease_until_us),
-        finished_at=time_or_none(found.finished_us),
+    return record(
+        JobInfo,
+        found,
         last_error=last_error,
-        headers=dict(found.headers),
         payload=payload,
         raw_result=result,
         progress=(progress.done, progress.total, progress.message) if progress else None,
-        key=found.key,
-        unique_key=found.unique_key,
         parents=_relations(found.parents),
-        parent_count=found.parent_count,
         children=_relations(found.children),
-        child_count=found.child_count,
-        batch_id=id_from_bytes(found.batch_id) if found.batch_id else None,
         schedule=found.lineage.schedule if found.HasField("lineage") else None,
         occurrence=time_or_none(found.lineage.occurrence_us),
-        deadline=time_or_none(found.deadline_us),
-        tags=tuple(found.tags),
     )
 
 
 def _relations(found: Iterable[jobs.Relation]) -> tuple[Relation, ...]:
     return tuple(
-        Relation(
-            id=id_from_bytes(one.id),
-            needs="ended" if one.needs == jobs.NEEDS_ENDED else "succeeded",
-            met=one.met,
-        )
-        for one in found
+        record(Relation, one, needs="ended" if one.needs == jobs.NEEDS_ENDED else "succeeded") for one in found
     )
-
-
-def state_word(state: int) -> str:
-    """The name of a state; a number this release does not know stays a number."""
-    try:
-        return jobs.State.Name(jobs.State.ValueType(state)).removeprefix("STATE_").lower()
-    except ValueError:
-        return f"state {state}"
 
 
 @dataclass(slots=True, eq=False, repr=False)

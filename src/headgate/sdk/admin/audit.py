@@ -12,8 +12,8 @@ from headgate.domain.timestamps import unix_us
 from headgate.domain.validation import check_aware, check_integer, check_page_size
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of
 from headgate.wire import admin_pb2 as pb
 
 LIST: Final = Method("AdminService/ListAudit", pb.ListAuditRequest, pb.ListAuditResponse)
@@ -72,18 +72,7 @@ async def audit(
     )
     answer = await connection.call(LIST, request)
     found = AuditList(
-        AuditEntry(
-            no=one.no,
-            at=time_of(one.at_us),
-            everything=one.everything,
-            actor=one.actor,
-            verb=one.verb,
-            target=one.target,
-            reason=one.reason,
-            detail=json.loads(one.detail_json) if one.detail_json else {},
-            tenant=one.tenant,
-        )
-        for one in answer.entries
+        record(AuditEntry, one, detail=json.loads(one.detail_json) if one.detail_json else {}) for one in answer.entries
     )
     found.next_before, found.all_tenants = answer.next_before, answer.all_tenants
     return found

@@ -12,7 +12,7 @@ from uuid import UUID
 from headgate.domain.bulk import Verb
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filter_parser import parse
-from headgate.domain.ids import id_from_bytes, parse_job_id
+from headgate.domain.ids import parse_job_id
 from headgate.domain.validation import check_integer, check_page_size, shown
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.listing import by_state
@@ -21,8 +21,8 @@ from headgate.sdk.handles import JobInfo, job_info
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.options import PriorityTier, priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import bulk_pb2 as pb
 
 PREVIEW: Final = Method("BulkService/PreviewBulk", pb.BulkPlan, pb.BulkPreview)
@@ -102,14 +102,8 @@ class Bulk:
     async def preview(self, verb: str, filter: str, **options: Unpack[PlanOptions]) -> BulkPreview:  # noqa: A002
         """Count and sample what an operation would meet; nothing is changed."""
         found = await self._connection.call(PREVIEW, _plan(verb, filter, options), timeout=GIVE_UP_SECONDS)
-        return BulkPreview(
-            filter=found.filter,
-            total=found.total,
-            exact=found.exact,
-            eligible=found.eligible,
-            by_state=by_state(found.counts),
-            sample=[job_info(job, self._connection.encryption) for job in found.sample],
-        )
+        sample = [job_info(job, self._connection.encryption) for job in found.sample]
+        return record(BulkPreview, found, by_state=by_state(found.counts), sample=sample)
 
     async def start(
         self,
@@ -171,30 +165,8 @@ class Bulk:
 
 def operation_info(found: pb.BulkOperation) -> BulkOperation:
     """Read an operation off the wire."""
-    plan = found.plan
-    return BulkOperation(
-        id=id_from_bytes(found.id),
-        verb=plan.verb,
-        state=pb.BulkState.Name(found.state).removeprefix("BULK_").lower(),
-        filter=plan.filter,
-        reason=plan.reason,
-        priority=plan.priority if plan.HasField("priority") else None,
-        topic=plan.topic,
-        delay_ms=plan.delay_ms,
-        per_second=plan.per_second,
-        expected=found.expected,
-        expected_exactly=found.expected_exactly,
-        matched=found.matched,
-        changed=found.changed,
-        skipped=found.skipped,
-        errors=found.errors,
-        error=found.error,
-        who=found.who,
-        created_at=time_of(found.created_us),
-        started_at=time_or_none(found.started_us),
-        finished_at=time_or_none(found.finished_us),
-        instance=found.instance,
-    )
+    state = pb.BulkState.Name(found.state).removeprefix("BULK_").lower()
+    return record(BulkOperation, found, found.plan, state=state)
 
 
 def _plan(verb: str, text: str, options: PlanOptions) -> pb.BulkPlan:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from headgate.domain.bulk import DeadGroup, DeadGroups, dead_filter
-from headgate.domain.ids import id_from_bytes
 from headgate.domain.validation import check_page_size
 from headgate.sdk.admin.bulk import Bulk, BulkOperation
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of
 from headgate.wire import bulk_pb2 as pb
 
 GROUPS: Final = Method("BulkService/ListDeadGroups", pb.ListDeadGroupsRequest, pb.ListDeadGroupsResponse)
@@ -30,11 +29,7 @@ class Dead:
         found = await self._connection.call(
             GROUPS, pb.ListDeadGroupsRequest(topic=utf8_text(topic, field="topic"), limit=limit)
         )
-        return DeadGroups(
-            groups=[group_of(one) for one in found.groups],
-            looked_at=found.looked_at,
-            exact=found.exact,
-        )
+        return record(DeadGroups, found, groups=[group_of(one) for one in found.groups])
 
     async def redrive(
         self,
@@ -64,13 +59,4 @@ class Dead:
 
 def group_of(group: pb.DeadGroup) -> DeadGroup:
     """Read a group of similar errors from a message."""
-    return DeadGroup(
-        topic=group.topic,
-        group=group.group,
-        title=group.title,
-        count=group.count,
-        first_at=time_of(group.first_us),
-        last_at=time_of(group.last_us),
-        sample_id=id_from_bytes(group.sample_id),
-        sample_error=group.sample_error,
-    )
+    return record(DeadGroup, group)

@@ -16,8 +16,8 @@ from headgate.domain.views import FlowMinute
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.admin.retention import rules_of
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import admin_pb2 as pb
 
 PAUSE: Final = Method("AdminService/Pause", pb.PauseRequest, pb.PauseResponse)
@@ -149,55 +149,27 @@ async def resume(connection: Connection, target: pb.Target, *, reason: str, sinc
 async def status(connection: Connection) -> Status:
     """Read what is paused, waiting and connected."""
     answer = await connection.call(STATUS, pb.StatusRequest())
-    return Status(
-        now=time_of(answer.now_us),
+    retention = answer.retention
+    return record(
+        Status,
+        answer,
         pauses=tuple(_pause(one) for one in answer.pauses),
         topics=tuple(
-            TopicStatus(
-                topic=one.topic,
-                paused=one.paused,
-                counts=dict(one.counts),
-                waiting_since=time_or_none(one.waiting_since_us),
+            record(
+                TopicStatus,
+                one,
                 ageing_step=one.ageing_step_us * _MICROSECOND if one.ageing_step_us else None,
-                unhandled=one.unhandled,
-                declared=one.declared,
-                max_running=one.max_running if one.HasField("max_running") else None,
-                max_backlog=one.max_backlog if one.HasField("max_backlog") else None,
-                flows=tuple(
-                    FlowMinute(
-                        minute=time_of(flow.minute_us),
-                        submitted=flow.submitted,
-                        completed=flow.completed,
-                        retried=flow.retried,
-                        failed=flow.failed,
-                        dead=flow.dead,
-                    )
-                    for flow in one.flows
-                ),
+                flows=tuple(record(FlowMinute, flow) for flow in one.flows),
             )
             for one in answer.topics
         ),
-        instances=tuple(
-            InstanceInfo(
-                name=one.name,
-                version=one.version,
-                started_at=time_or_none(one.started_us),
-                seen_at=time_or_none(one.seen_us),
-                workers=one.workers,
-                stuck=one.stuck,
-            )
-            for one in answer.instances
-        ),
+        instances=tuple(record(InstanceInfo, one) for one in answer.instances),
         retention=RetentionStatus(
-            rules=rules_of(answer.retention.rules),
-            oldest_day=_day(answer.retention.oldest_day),
-            days_waiting=answer.retention.days_waiting,
-            oldest_waiting=_day(answer.retention.oldest_waiting),
+            rules=rules_of(retention.rules),
+            oldest_day=_day(retention.oldest_day),
+            days_waiting=retention.days_waiting,
+            oldest_waiting=_day(retention.oldest_waiting),
         ),
-        handled=tuple(answer.handled),
-        tenant=answer.tenant,
-        subject=answer.subject,
-        read_only=answer.read_only,
     )
 
 
@@ -207,11 +179,4 @@ def _day(text: str) -> date | None:
 
 def _pause(pause: pb.PauseInfo) -> PauseInfo:
     kind = pause.target.WhichOneof("kind")
-    return PauseInfo(
-        target=f"topic {pause.target.topic}" if kind == "topic" else str(kind),
-        paused=pause.paused,
-        reason=pause.reason,
-        who=pause.who,
-        since=time_or_none(pause.since_us),
-        until=time_or_none(pause.until_us),
-    )
+    return record(PauseInfo, pause, target=f"topic {pause.target.topic}" if kind == "topic" else str(kind))

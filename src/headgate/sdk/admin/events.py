@@ -9,12 +9,11 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from headgate.domain.ids import JobId, id_from_bytes
+from headgate.domain.ids import JobId
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of
 from headgate.wire import events_pb2 as pb
-from headgate.wire import jobs_pb2 as jobs
 
 READ: Final = Method("EventService/ReadEvents", pb.ReadEventsRequest, pb.ReadEventsResponse)
 WAIT_MS: Final = 5_000
@@ -75,29 +74,11 @@ async def events(
     while True:
         answer = await connection.call(READ, request)
         if answer.HasField("gap"):
-            gap = answer.gap
-            yield EventGap(since=time_of(gap.since_us), until=time_of(gap.until_us), reason=gap.reason)
+            yield record(EventGap, answer.gap)
         for index, one in enumerate(answer.events, 1):
             yield _event(one, answer.last_event_id if index == len(answer.events) else "")
         request.last_event_id = answer.last_event_id
 
 
 def _event(one: pb.StreamEvent, position: str) -> Event:
-    return Event(
-        id=one.id,
-        kind=one.kind,
-        at=time_of(one.at_us),
-        topic=one.topic,
-        job_id=id_from_bytes(one.job_id) if one.job_id else None,
-        state=jobs.State.Name(one.state).removeprefix("STATE_").lower() if one.state else "",
-        epoch=one.epoch,
-        attempt=one.attempt,
-        run_at=time_of(one.run_at_us) if one.run_at_us else None,
-        worker=one.worker,
-        actor=one.actor,
-        reason=one.reason,
-        error_type=one.error_type,
-        error_message=one.error_message,
-        detail=json.loads(one.detail) if one.detail else {},
-        position=position,
-    )
+    return record(Event, one, detail=json.loads(one.detail) if one.detail else {}, position=position)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from headgate.sdk.encryption import Encryption
-from headgate.sdk.handles import state_word
-from headgate.sdk.times import time_of, time_or_none
+from headgate.sdk.records import record
 from headgate.wire import jobs_pb2
 
 
@@ -37,19 +36,4 @@ def job_event(event: jobs_pb2.Event, encryption: Encryption | None = None, job_i
     message, trace = event.error_message, event.error_trace
     if encryption is not None:
         message, trace = encryption.open_text(message, job_id), encryption.open_text(trace, job_id)
-    return JobEvent(
-        at=time_of(event.at_us),
-        kind=event.kind,
-        epoch=event.epoch,
-        attempt=event.attempt,
-        state=state_word(event.state),
-        run_at=time_or_none(event.run_at_us),
-        claimed_at=time_or_none(event.claimed_us),
-        worker=event.worker,
-        actor=event.actor,
-        reason=event.reason,
-        error_type=event.error_type,
-        error_message=message,
-        error_trace=trace,
-        no=event.no,
-    )
+    return record(JobEvent, event, error_message=message, error_trace=trace)

@@ -13,6 +13,7 @@ from headgate.domain.limits import MAX_ATTEMPTS_LIMIT
 from headgate.domain.validation import check_integer
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
 from headgate.sdk.times import time_of
 from headgate.wire import admin_pb2 as pb
@@ -63,14 +64,5 @@ async def job_logs(
 
 
 def _line(one: pb.StoredLogLine) -> LogLine:
-    line = one.line
-    return LogLine(
-        at=time_of(line.at_us),
-        attempt=one.attempt,
-        level=LogLevel(max(1, min(line.level, len(LogLevel)))).label,
-        logger=line.logger,
-        text=line.text,
-        left_out=one.left_out,
-        epoch=one.epoch,
-        seq=line.seq,
-    )
+    level = LogLevel(max(1, min(one.line.level, len(LogLevel)))).label
+    return record(LogLine, one, one.line, level=level, at=time_of(one.line.at_us))

@@ -16,9 +16,9 @@ from headgate.sdk.admin.history import JobEvent, job_event
 from headgate.sdk.admin.job_logs import JobLogs, job_logs
 from headgate.sdk.codec import encode
 from headgate.sdk.connection import Connection
-from headgate.sdk.handles import state_word
 from headgate.sdk.options import PLAIN, PriorityTier, priority_of
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.records import state_word
 from headgate.sdk.rpc import GET_JOB, Method
 from headgate.wire import admin_pb2 as pb
 from headgate.wire import jobs_pb2, producer_pb2

@@ -12,8 +12,8 @@ from headgate.domain.api_keys import OVERLAP_DEFAULT, check_key_id, check_life
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import keys_pb2 as pb
 
 CREATE: Final = Method("KeyService/CreateKey", pb.CreateKeyRequest, pb.KeyResponse, repeatable=False)
@@ -123,20 +123,4 @@ def _life_in_ms(expires_in: Seconds) -> int:
 
 
 def _info(one: pb.KeyInfo) -> KeyInfo:
-    return KeyInfo(
-        id=one.id,
-        tenant=one.tenant,
-        name=one.name,
-        scopes=tuple(one.scopes),
-        topics=tuple(one.topics) if one.limited_to_topics else None,
-        rates=dict(one.rates),
-        state=one.state,
-        created=time_of(one.created_us),
-        created_by=one.created_by,
-        expires=time_or_none(one.expires_us),
-        rotated=time_or_none(one.rotated_us),
-        old_until=time_or_none(one.old_until_us),
-        revoked=time_or_none(one.revoked_us),
-        revoked_by=one.revoked_by,
-        last_used=time_or_none(one.last_used_us),
-    )
+    return record(KeyInfo, one, topics=tuple(one.topics) if one.limited_to_topics else None)

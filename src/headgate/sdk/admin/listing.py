@@ -10,7 +10,8 @@ from headgate.domain.filter_parser import parse
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
-from headgate.sdk.handles import JobInfo, job_info, state_word
+from headgate.sdk.handles import JobInfo, job_info
+from headgate.sdk.records import state_word
 from headgate.sdk.rpc import Method
 from headgate.wire import bulk_pb2 as pb
 

@@ -9,6 +9,7 @@ from headgate.domain.errors import InvalidInput
 from headgate.domain.retention import Removed, RetentionRules, check_keep
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
 from headgate.wire import admin_pb2 as pb
 
@@ -47,14 +48,9 @@ class RetentionAdmin:
     async def run_pass(self) -> Removed:
         """Remove what is old now, for about a second; call it again while `more` is set and `blocked` is not."""
         done = await self._connection.call(RUN, pb.RunRetentionRequest(), timeout=RUN_SECONDS)
-        return Removed(jobs=done.jobs, days=done.days, other=done.other, more=done.more, blocked=done.blocked)
+        return record(Removed, done)
 
 
 def rules_of(rules: pb.RetentionRules) -> RetentionRules:
     """Read the rules from a message."""
-    return RetentionRules(
-        completed=rules.completed_ms * _MS,
-        dead=rules.dead_ms * _MS,
-        cancelled=rules.cancelled_ms * _MS,
-        audit=rules.audit_ms * _MS,
-    )
+    return record(RetentionRules, rules)

@@ -17,9 +17,9 @@ from headgate.domain.validation import check_aware, check_integer, check_page_si
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.codec import body_of
 from headgate.sdk.connection import Connection
-from headgate.sdk.handles import state_word
 from headgate.sdk.ids import new_id_maker
 from headgate.sdk.outcomes import Seconds
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Answered, Asked, Method
 from headgate.sdk.schedule_specs import ScheduleOptions, spec, timing
 from headgate.sdk.times import time_of, time_or_none
@@ -206,16 +206,7 @@ class Schedules:
         check_page_size(limit)
         before_us = 0 if before is None else unix_us(check_aware(before, field="before"))
         request = pb.ScheduleJobsRequest(name=utf8_text(name, field="name"), limit=limit, before_us=before_us)
-        return [
-            ScheduledRun(
-                job_id=id_from_bytes(job.job_id),
-                occurrence=time_of(job.occurrence_us),
-                covers_from=time_or_none(job.covers_from_us),
-                triggered=job.triggered,
-                state=state_word(job.state) if job.state else "",
-            )
-            for job in (await self._call(JOBS, request, name)).jobs
-        ]
+        return [record(ScheduledRun, job) for job in (await self._call(JOBS, request, name)).jobs]
 
     async def _pages(self, source: str | None) -> AsyncIterator[ScheduleInfo]:
         after = ""
@@ -239,38 +230,15 @@ def schedule_info(found: pb.Schedule) -> ScheduleInfo:
     made = found.spec
     when, zone = timing_text(made.timing)
     catch_up = pb.CatchUp.Name(made.catch_up).removeprefix("CATCH_UP_").lower()
-    return ScheduleInfo(
-        name=found.name,
-        version=found.version,
-        topic=made.topic,
+    return record(
+        ScheduleInfo,
+        found,
+        made,
         when=when,
         zone=zone,
         overlap=pb.Overlap.Name(made.overlap).removeprefix("OVERLAP_").lower(),
         catch_up=f"all up to {made.catch_up_most}" if catch_up == "all" else catch_up,
         when_full=pb.WhenFull.Name(made.when_full).removeprefix("WHEN_FULL_").lower(),
-        priority=made.priority if made.HasField("priority") else None,
-        max_attempts=made.max_attempts,
-        payload=made.payload,
-        tags=tuple(made.tags),
-        headers=dict(made.headers),
-        next_at=time_or_none(found.next_us),
-        last_at=time_or_none(found.last_us),
-        ends_at=time_or_none(made.ends_us),
-        last_job_id=id_from_bytes(found.last_job_id) if found.last_job_id else None,
-        fired=found.fired,
-        skipped=found.skipped,
-        full_since=time_or_none(found.full_since_us),
-        last_skip=found.last_skip,
-        last_skip_at=time_or_none(found.last_skip_us),
-        last_error=found.last_error,
-        paused=found.paused,
-        paused_by=found.paused_by,
-        paused_at=time_or_none(found.paused_us),
-        reason=found.reason,
-        source=made.source,
-        created_at=time_or_none(found.created_us),
-        changed_at=time_or_none(found.changed_us),
-        changed_by=found.changed_by,
     )
 
 

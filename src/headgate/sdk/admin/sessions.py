@@ -9,8 +9,8 @@ from typing import Final
 
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of
 from headgate.wire import keys_pb2 as pb
 
 LIST: Final = Method("KeyService/ListSessions", pb.ListSessionsRequest, pb.ListSessionsResponse)
@@ -57,13 +57,4 @@ class SessionsAdmin:
 
 
 def _info(one: pb.SessionInfo) -> SessionInfo:
-    return SessionInfo(
-        id=one.id,
-        tenant=one.tenant,
-        subject=one.subject,
-        created=time_of(one.created_us),
-        expires=time_of(one.expires_us),
-        seen=time_of(one.seen_us),
-        address=one.address,
-        agent=one.agent,
-    )
+    return record(SessionInfo, one)

@@ -10,8 +10,8 @@ from headgate.domain.stats import Failing, Flows, Interval, Latency, Series, win
 from headgate.domain.validation import check_topic
 from headgate.sdk.admin.dead import group_of
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of
 from headgate.wire import stats_pb2 as pb
 
 GET: Final = Method("StatsService/GetStats", pb.GetStatsRequest, pb.GetStatsResponse)
@@ -23,15 +23,14 @@ async def stats(connection: Connection, *, topic: str, since: str) -> Series:
     window = window_of(since)
     request = pb.GetStatsRequest(topic=check_topic(topic) if topic else "", since=window.name)
     found = await connection.call(GET, request)
-    return Series(
-        now=time_of(found.now_us),
+    return record(
+        Series,
+        found,
         window=window,
-        topic=found.topic,
         intervals=[_interval(one) for one in found.intervals],
         counts={State(one.state - 1): one.count for one in found.counts},
         pickup=_latency(found.pickup),
         run=_latency(found.run),
-        partial=found.partial,
     )
 
 
@@ -39,27 +38,14 @@ async def failing(connection: Connection, *, topic: str, limit: int) -> Failing:
     """What fails now."""
     request = pb.ListFailingRequest(topic=check_topic(topic) if topic else "", limit=limit)
     found = await connection.call(FAILING, request)
-    return Failing(
-        since=time_of(found.since_us),
-        groups=[group_of(one) for one in found.groups],
-        looked_at=found.looked_at,
-        exact=found.exact,
-    )
+    return record(Failing, found, groups=[group_of(one) for one in found.groups])
 
 
 def _interval(one: pb.Interval) -> Interval:
-    flows = Flows(
-        submitted=one.submitted,
-        started=one.started,
-        completed=one.completed,
-        retried=one.retried,
-        failed=one.failed,
-        dead=one.dead,
-        cancelled=one.cancelled,
-    )
-    return Interval(
-        at=time_of(one.at_us),
-        flows=flows if one.recorded else None,
+    return record(
+        Interval,
+        one,
+        flows=record(Flows, one) if one.recorded else None,
         depth=one.depth if one.recorded else None,
         oldest_due=timedelta(seconds=one.oldest_due_s) if one.HasField("oldest_due_s") else None,
         pickup=_latency(one.pickup),

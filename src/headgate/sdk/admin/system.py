@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_or_none
 from headgate.wire import admin_pb2 as pb
 
 GET: Final = Method("AdminService/GetSystem", pb.GetSystemRequest, pb.SystemInfo)
@@ -69,34 +69,11 @@ class SystemInfo:
 async def system(connection: Connection) -> SystemInfo:
     """The report of the server that answers."""
     answer = await connection.call(GET, pb.GetSystemRequest())
-    return SystemInfo(
-        instance=answer.instance,
-        settings=dict(answer.settings),
-        versions=dict(answer.versions),
-        database_bytes=answer.database_bytes,
-        connections=answer.connections,
-        max_connections=answer.max_connections,
-        oldest_transaction_seconds=answer.oldest_transaction_seconds,
-        migrations=[
-            MigrationInfo(
-                number=one.number,
-                name=one.name,
-                applied_by=one.applied_by,
-                applied=time_or_none(one.applied_us),
-                seconds=one.seconds,
-            )
-            for one in answer.migrations
-        ],
-        tables=[
-            TableInfo(
-                name=one.name, live=one.live, dead=one.dead, bytes=one.bytes, vacuumed=time_or_none(one.vacuumed_us)
-            )
-            for one in answer.tables
-        ],
-        statements=[
-            StatementInfo(name=one.name, calls=one.calls, total_ms=one.total_ms, rows=one.rows)
-            for one in answer.statements
-        ]
-        if answer.has_statements
-        else None,
+    statements = [record(StatementInfo, one) for one in answer.statements]
+    return record(
+        SystemInfo,
+        answer,
+        migrations=[record(MigrationInfo, one) for one in answer.migrations],
+        tables=[record(TableInfo, one) for one in answer.tables],
+        statements=statements if answer.has_statements else None,
     )

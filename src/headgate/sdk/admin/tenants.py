@@ -13,8 +13,8 @@ from headgate.domain.tenants import QUOTAS, checked_quotas
 from headgate.domain.topic_limits import Rate
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_or_none
 from headgate.wire import tenants_pb2 as pb
 
 GET: Final = Method("TenantService/GetTenant", pb.GetTenantRequest, pb.TenantInfo)
@@ -100,11 +100,4 @@ def _quotas(one: pb.TenantQuotas) -> dict[str, int | str | None]:
 
 
 def _info(one: pb.TenantInfo) -> TenantInfo:
-    return TenantInfo(
-        name=one.name,
-        quotas=_quotas(one.quotas),
-        own=tuple(one.own),
-        used=dict(one.used),
-        stored_measured=time_or_none(one.stored_measured_us),
-        created=time_or_none(one.created_us),
-    )
+    return record(TenantInfo, one, quotas=_quotas(one.quotas))

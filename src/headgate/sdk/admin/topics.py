@@ -25,8 +25,8 @@ from headgate.domain.validation import (
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.options import wire_policy
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import topics_pb2 as pb
 
 LIST: Final = Method("TopicService/ListTopics", pb.ListTopicsRequest, pb.ListTopicsResponse)
@@ -256,15 +256,7 @@ class TopicsAdmin:
         )
         answer = await self._connection.call(HISTORY, request, about=("topic", name))
         return [
-            PolicyVersion(
-                version=one.version,
-                at=time_of(one.at_us),
-                actor=one.actor,
-                verb=one.verb,
-                reason=one.reason,
-                changes=tuple(map(_change, one.changes)),
-                settings=_values(one.settings),
-            )
+            record(PolicyVersion, one, changes=tuple(map(_change, one.changes)), settings=_values(one.settings))
             for one in answer.versions
         ]
 
@@ -325,19 +317,12 @@ def put_setting(settings: pb.TopicSettings, name: str, value: object) -> None:
 
 
 def _info(topic: pb.TopicInfo) -> TopicInfo:
-    return TopicInfo(
-        name=topic.name,
-        created_at=time_of(topic.created_us),
-        changed_at=time_or_none(topic.changed_us),
-        running=topic.running if topic.HasField("running") else None,
-        tokens=topic.tokens if topic.HasField("tokens") else None,
-        counts=dict(topic.counts),
+    return record(
+        TopicInfo,
+        topic,
         origins={name: _origin(topic.origins[name]) for name in TopicSettings.__annotations__},
         declared=declaration_of(topic.declared) if topic.HasField("declared") else None,
         conflict=declaration_of(topic.conflict) if topic.HasField("conflict") else None,
-        version=topic.version,
-        consumers=topic.consumers if topic.HasField("consumers") else None,
-        standby=topic.standby if topic.HasField("standby") else None,
         **{**_NOT_SET, **_values(topic.settings)},
     )
 
@@ -375,21 +360,9 @@ def _change(found: pb.PolicyChange) -> PolicyChange:
 
 
 def _origin(found: pb.RuleOrigin) -> RuleOrigin:
-    return RuleOrigin(
-        origin=_ORIGINS[found.origin],
-        by=found.by,
-        version=found.version,
-        at=time_or_none(found.at_us),
-        reason=found.reason,
-    )
+    return record(RuleOrigin, found, origin=_ORIGINS[found.origin])
 
 
 def declaration_of(found: pb.Declaration) -> Declaration:
     """Read a declaration off the wire; of its settings only those that are declared."""
-    return Declaration(
-        source=found.source,
-        version=found.version,
-        worker=found.worker,
-        at=time_or_none(found.at_us),
-        settings=_values(found.settings),
-    )
+    return record(Declaration, found, settings=_values(found.settings))

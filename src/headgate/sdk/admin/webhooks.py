@@ -14,8 +14,8 @@ from headgate.domain.validation import check_integer, check_page_size, shown
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Answered, Asked, Method
-from headgate.sdk.times import time_of, time_or_none
 from headgate.wire import webhooks_pb2 as pb
 
 _MS: Final = timedelta(milliseconds=1)
@@ -260,56 +260,10 @@ def _texts(values: Sequence[str], field: str) -> list[str]:
 
 def _info(found: pb.Webhook, *, secret: str = "") -> WebhookInfo:
     spec = found.spec
-    return WebhookInfo(
-        id=UUID(bytes=found.id),
-        url=spec.url,
-        events=tuple(spec.events),
-        topics=tuple(spec.topics),
-        description=spec.description,
-        enabled=not spec.disabled,
-        named_only=spec.named_only,
-        include_result=spec.include_result,
-        mode=spec.mode,
-        group=spec.group,
-        min_interval=spec.min_interval_ms * _MS,
-        ttl=spec.ttl_ms * _MS if spec.ttl_ms else None,
-        version=found.version,
-        created_at=time_of(found.created_us),
-        created_by=found.created_by,
-        changed_at=time_of(found.changed_us),
-        changed_by=found.changed_by,
-        expires_at=time_or_none(found.expires_us),
-        disabled_reason=found.disabled_reason,
-        disabled_at=time_or_none(found.disabled_us),
-        failing_since=time_or_none(found.failing_since_us),
-        secrets=found.secrets,
-        secret=secret,
-    )
+    ttl = spec.ttl_ms * _MS if spec.ttl_ms else None
+    return record(WebhookInfo, found, spec, enabled=not spec.disabled, ttl=ttl, secret=secret)
 
 
 def _delivery(found: pb.Delivery) -> DeliveryInfo:
-    return DeliveryInfo(
-        id=UUID(bytes=found.id),
-        webhook_id=UUID(bytes=found.webhook_id),
-        event=found.event,
-        state=found.state,
-        at=time_of(found.at_us),
-        topic=found.topic,
-        job_id=UUID(bytes=found.job_id) if found.job_id else None,
-        attempts=found.attempts,
-        next_at=time_or_none(found.next_us),
-        ended_at=time_or_none(found.ended_us),
-        status=found.status or None,
-        error=found.error,
-        log=tuple(
-            DeliveryAttempt(
-                number=one.number,
-                at=time_of(one.at_us),
-                duration_ms=one.duration_ms,
-                status=one.status or None,
-                response=one.response,
-                error=one.error,
-            )
-            for one in found.log
-        ),
-    )
+    log = tuple(record(DeliveryAttempt, one, status=one.status or None) for one in found.log)
+    return record(DeliveryInfo, found, status=found.status or None, log=log)

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from headgate.domain.ids import JobId, id_from_bytes
+from headgate.domain.ids import JobId
 from headgate.domain.validation import check_worker_id
 from headgate.domain.workers import WorkerState, worker_state
 from headgate.sdk.admin.encoding import utf8_text
 from headgate.sdk.connection import Connection
 from headgate.sdk.outcomes import Seconds, delay_in_ms
+from headgate.sdk.records import record
 from headgate.sdk.rpc import Method
-from headgate.sdk.times import time_of, time_or_none
+from headgate.sdk.times import time_of
 from headgate.wire import admin_pb2 as pb
 
 LIST: Final = Method("AdminService/ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse)
@@ -118,47 +119,9 @@ class Workers:
         With `running`, also the jobs that each of them runs; `more_running` of the list says whether some are left out.
         """
         answer = await self._connection.call(LIST, pb.ListWorkersRequest(running=running))
-        found = WorkerList(
-            WorkerInfo(
-                worker=one.worker,
-                instance=one.instance,
-                topics=tuple(one.topics),
-                holding=one.holding,
-                credit=one.credit,
-                quiet=one.quiet,
-                standby=tuple(one.standby),
-                running=tuple(
-                    RunningJob(
-                        id=id_from_bytes(job.id), topic=job.topic, attempt=job.attempt, since=time_of(job.since_us)
-                    )
-                    for job in one.running
-                ),
-                client=one.client,
-                pull=one.pull,
-                connected_at=time_or_none(one.connected_us),
-                seen_at=time_or_none(one.seen_us),
-                assigned_at=time_or_none(one.assigned_us),
-                silent=one.silent,
-                skew=timedelta(milliseconds=one.skew_ms) if one.HasField("skew_ms") else None,
-                stop=WorkerStop(by=one.stop.by, since=time_of(one.stop.since_us), reason=one.stop.reason)
-                if one.HasField("stop")
-                else None,
-            )
-            for one in answer.workers
-        )
+        found = WorkerList(_worker(one) for one in answer.workers)
         found.more_running, found.more_workers = answer.more_running, answer.more_workers
-        found.lost = [
-            LostWorker(
-                worker=one.worker,
-                instance=one.instance,
-                at=time_or_none(one.at_us),
-                reason=one.reason,
-                holding=one.holding,
-                topics=tuple(one.topics),
-                pull=one.pull,
-            )
-            for one in answer.lost
-        ]
+        found.lost = [record(LostWorker, one) for one in answer.lost]
         return found
 
     async def quiet(self, worker: str, *, reason: str = "", duration: Seconds = 3600) -> datetime:
@@ -185,4 +148,13 @@ class Workers:
         """
         request = pb.StopWorkerRequest(worker=check_worker_id(worker), reason=utf8_text(reason, field="reason"))
         answer = await self._connection.call(STOP, request, about=("connected worker", worker))
-        return StopAsked(since=time_of(answer.since_us), sessions=answer.sessions)
+        return record(StopAsked, answer)
+
+
+def _worker(one: pb.WorkerInfo) -> WorkerInfo:
+    return record(
+        WorkerInfo,
+        one,
+        running=tuple(record(RunningJob, job) for job in one.running),
+        stop=record(WorkerStop, one.stop) if one.HasField("stop") else None,
+    )
