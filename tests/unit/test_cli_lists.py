@@ -10,7 +10,7 @@ import pytest
 
 from headgate.cli import app, lists, main
 from headgate.cli.lists import NameFilter, show_list
-from headgate.cli.options import Watch
+from headgate.cli.options import Shown, Watch
 from headgate.cli.output import Columns
 from headgate.domain.filters import Field, InvalidFilter
 from tests.unit.test_cli_commands import LOCAL, commands
@@ -38,13 +38,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
         with pytest.raises(KeyboardInterrupt):
             show_list(
-                None,
+                Shown(watch=Watch(watch=True, interval="200ms"), output=output),
                 read,
-                output,
                 {"NAME": lambda one: one[0], "N": lambda one: one[1]},
                 name=lambda one: one[0],
                 empty="none",
-                watch=Watch(watch=True, interval="200ms"),
             )
 
     return run

@@ -13,7 +13,7 @@ from headgate.cli import output as out
 from headgate.cli import values
 from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Since, Watch
+from headgate.cli.options import DEFAULT_SERVER, SHOWN, Limit, Output, Reason, Server, Shown, Since
 from headgate.cli.output import Columns, print_one, when
 from headgate.domain.errors import InvalidInput
 from headgate.domain.validation import shown
@@ -89,13 +89,11 @@ def audit_command(
         str, Parameter(help="Only changes since then: 2026-11-16T08:00:00Z, or 24h for that long ago.")
     ] = "",
     until: Annotated[str, Parameter(help="Only changes before then.")] = "",
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    shown: Shown = SHOWN,
 ) -> None:
     """Show the audit log, newest entry first. Changes of a single job are in its history: headgate job events."""
     start, end = _past(since, field="--since"), _past(until, field="--until")
-    older, all_tenants, redaction = 0, False, redaction_of(server)
+    older, all_tenants, redaction = 0, False, redaction_of(shown.server)
 
     async def read(hg: Headgate) -> list[AuditEntry]:
         nonlocal older, all_tenants
@@ -106,14 +104,12 @@ def audit_command(
         return [replace(one, reason=redaction.masked_text(one.reason)) for one in found]
 
     show_list(
-        server,
+        shown,
         read,
-        output,
         lambda: AUDIT if all_tenants else {name: value for name, value in AUDIT.items() if name != "TENANT"},
         name=lambda one: one.no,
         empty="no entries match" if actor or verb or target or since or until else "the audit log is empty",
         notes=lambda _: [f"older entries: add --before {older}"] if older else [],
-        watch=watch,
     )
 
 

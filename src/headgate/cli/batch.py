@@ -10,11 +10,10 @@ from cyclopts import App, Parameter
 from headgate.cli import values
 from headgate.cli.connection import with_client, with_id
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Payload, Raw, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, SHORT_LISTING, Output, Payload, Raw, Server, ShortListing
 from headgate.cli.output import Columns, details, painted, print_one, when
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId
-from headgate.domain.limits import PAGE_MAX
 from headgate.domain.validation import check_topic
 from headgate.sdk import BatchInfo, Headgate
 from headgate.sdk.options import prepared
@@ -28,23 +27,17 @@ BatchId = Annotated[str, Parameter(help="Batch id, or its first digits.")]
 def list_command(
     *,
     open_only: Annotated[bool, Parameter(name="--open", help="Only batches that accept jobs.")] = False,
-    part: Part = "",
-    limit: Limit = 50,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    listing: ShortListing = SHORT_LISTING,
 ) -> None:
     """List batches, newest first."""
     show_list(
-        server,
-        lambda hg: hg.admin.batches(open_only=open_only, limit=PAGE_MAX if part else limit),
-        output,
+        listing.shown,
+        lambda hg: hg.admin.batches(open_only=open_only, limit=listing.read_limit),
         COLUMNS,
         name=lambda one: one.id,
         empty="no batches",
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 

@@ -18,11 +18,10 @@ from headgate.cli.listing import COLUMNS
 from headgate.cli.lists import show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
-    ONCE,
+    SHOWN,
+    STARTING,
     BulkReason,
     Delay,
-    Detach,
-    DryRun,
     Filter,
     Limit,
     Output,
@@ -31,8 +30,8 @@ from headgate.cli.options import (
     Priority,
     Reason,
     Server,
-    Watch,
-    Yes,
+    Shown,
+    Starting,
 )
 from headgate.cli.output import (
     Columns,
@@ -85,15 +84,11 @@ def start_command(
     topic: Annotated[str, Parameter(help="Target topic of move.")] = "",
     delay: Delay = None,
     per_second: PerSecond = 0,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    detach: Detach = False,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    how: Starting = STARTING,
 ) -> None:
     """Cancel, redrive, discard, reprioritise or move all jobs that match a filter now."""
     options = plan_options(reason, priority=priority, topic=topic, delay=delay, per_second=per_second)
-    run(server, verb, filter, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    run(how, verb, filter, options)
 
 
 def plan_options(
@@ -118,19 +113,15 @@ def list_command(
     active: Annotated[bool, Parameter(help="Only operations that have not ended.")] = False,
     part: Part = "",
     limit: Limit = 20,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    shown: Shown = SHOWN,
 ) -> None:
     """List bulk operations, newest first."""
     show_list(
-        server,
+        shown,
         lambda hg: hg.admin.bulk.list(active=active, limit=PAGE_MAX if part else limit),
-        output,
         OPERATIONS,
         name=lambda one: one.id,
         empty="no operations",
-        watch=watch,
         part=part,
         limit=limit,
     )
@@ -157,34 +148,24 @@ def cancel_command(
     _act(server, output, operation_id, lambda bulk, known: bulk.cancel(known, reason=reason))
 
 
-def run(
-    server: Server,
-    verb: str,
-    text: str,
-    options: PlanOptions,
-    *,
-    yes: bool,
-    dry_run: bool,
-    detach: bool,
-    output: str,
-) -> None:
+def run(how: Starting, verb: str, text: str, options: PlanOptions) -> None:
     """Preview a bulk operation, ask for confirmation, start it, and watch it."""
-    mask = redaction_of(server).masked_text
+    mask, output = redaction_of(how.server).masked_text, how.output
 
     async def act(hg: Headgate) -> None:
         preview = await hg.admin.bulk.preview(verb, text, **options)
         preview = replace(preview, sample=[replace(job, last_error=mask(job.last_error)) for job in preview.sample])
-        if dry_run:
+        if how.dry_run:
             names = "\n".join(str(job.id) for job in preview.sample)
             print_one(preview, output, lambda: described(preview, verb, sample=True), name=names)
             return
         if not preview.total:
             print_one(preview, output, lambda: [f"no jobs match {preview.filter}"], name="")
             return
-        if not yes:
+        if not how.yes:
             confirm(lambda: described(preview, verb, sample=False), output, hint="see --dry-run")
         started = await hg.admin.bulk.start(verb, text, **options)
-        if detach:
+        if how.detach:
             _show(started, output)
             return
         try:
@@ -197,7 +178,7 @@ def run(
         elif ended.error:
             print(f"last error: {one_line(ended.error)}")
 
-    with_client(server, act)
+    with_client(how.server, act)
 
 
 def described(seen: BulkPreview, verb: str, *, sample: bool) -> list[str]:

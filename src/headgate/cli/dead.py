@@ -10,27 +10,20 @@ from headgate.cli import bulk
 from headgate.cli.connection import redaction_of
 from headgate.cli.lists import show_list
 from headgate.cli.options import (
-    DEFAULT_SERVER,
-    ONCE,
+    SHORT_LISTING,
+    STARTING,
     BulkReason,
     Delay,
-    Detach,
-    DryRun,
     Filter,
     Group,
-    Limit,
-    Output,
-    Part,
     PerSecond,
-    Server,
+    ShortListing,
+    Starting,
     Topics,
-    Watch,
-    Yes,
 )
 from headgate.cli.output import Columns
 from headgate.domain.bulk import DeadGroup, dead_filter, masked_group
 from headgate.domain.errors import InvalidInput
-from headgate.domain.limits import PAGE_MAX
 from headgate.sdk import Headgate
 
 dead = App(name="dead", help="Dead letters: jobs that failed permanently.")
@@ -45,36 +38,26 @@ GROUPS: Final[Columns[DeadGroup]] = {
 
 
 @dead.command(name="list")
-def list_command(
-    topic: Topics = "",
-    *,
-    part: Part = "",
-    limit: Limit = 50,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
-) -> None:
+def list_command(topic: Topics = "", *, listing: ShortListing = SHORT_LISTING) -> None:
     """Show dead letters by topic and error group, largest group first."""
-    redaction = redaction_of(server)
+    redaction = redaction_of(listing.shown.server)
     notes: list[str] = []
 
     async def read(hg: Headgate) -> list[DeadGroup]:
-        found = await hg.admin.dead.groups(topic, limit=PAGE_MAX if part else limit)
+        found = await hg.admin.dead.groups(topic, limit=listing.read_limit)
         partial = f"counted over the newest {found.looked_at:,} dead letters only; there are more"
         notes[:] = [] if found.exact else [partial]
         return [masked_group(one, redaction) for one in found.groups]
 
     show_list(
-        server,
+        listing.shown,
         read,
-        output,
         GROUPS,
         name=lambda one: one.group,
         empty="no dead letters",
         notes=lambda _: notes,
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 
@@ -87,16 +70,12 @@ def redrive_command(
     reason: BulkReason = "",
     delay: Delay = None,
     per_second: PerSecond = 0,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    detach: Detach = False,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    how: Starting = STARTING,
 ) -> None:
     """Put dead jobs back on their topics, with the attempts counted from 0."""
     options = bulk.plan_options(reason, delay=delay, per_second=per_second)
     text = _filter_text(topic, group, filter)
-    bulk.run(server, "redrive", text, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(how, "redrive", text, options)
 
 
 @dead.command(name="discard")
@@ -106,15 +85,11 @@ def discard_command(
     group: Group = "",
     filter: Filter = "",  # noqa: A002 - the option's name
     reason: BulkReason = "",
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    detach: Detach = False,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    how: Starting = STARTING,
 ) -> None:
     """Delete dead jobs. Their history stays."""
     text = _filter_text(topic, group, filter)
-    bulk.run(server, "discard", text, bulk.plan_options(reason), yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(how, "discard", text, bulk.plan_options(reason))
 
 
 def _filter_text(topic: str, group: str, more: str) -> str:

@@ -17,7 +17,7 @@ from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
-    ONCE,
+    SHOWN,
     Delay,
     JobId,
     JobIds,
@@ -27,7 +27,8 @@ from headgate.cli.options import (
     Priority,
     Raw,
     Server,
-    Watch,
+    Shown,
+    Starting,
 )
 from headgate.cli.output import Columns, for_people, print_lines, print_list, when
 from headgate.domain.errors import InvalidInput
@@ -59,11 +60,10 @@ class Matching:
             raise InvalidInput("--filter", "is required by --yes, --dry-run and --detach")
         return bool(self.filter)
 
-    def run(self, server: Server, verb: str, options: PlanOptions, output: str) -> None:
+    def run(self, server: Server, verb: str, options: PlanOptions, output: Output) -> None:
         """Preview, confirm, start and watch the operation."""
-        bulk.run(
-            server, verb, self.filter, options, yes=self.yes, dry_run=self.dry_run, detach=self.detach, output=output
-        )
+        how = Starting(yes=self.yes, dry_run=self.dry_run, detach=self.detach, output=output, server=server)
+        bulk.run(how, verb, self.filter, options)
 
 
 NO_FILTER: Final = Matching()
@@ -185,12 +185,10 @@ def events_command(
     job_id: JobId,
     *,
     before: Annotated[int, Parameter(help="Only events before the one of this number.")] = 0,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    shown: Shown = SHOWN,
 ) -> None:
     """Show the newest 1,000 events of a job, oldest of them first: what changed, when, by whom and why."""
-    mask = redaction_of(server).masked_text
+    mask = redaction_of(shown.server).masked_text
 
     async def read(hg: Headgate) -> list[JobEvent]:
         found = await hg.admin.jobs.events(await hg.admin.full_id("job", job_id), before=before)
@@ -205,7 +203,7 @@ def events_command(
         full = len(found) >= JOB_EVENTS_MAX
         return [f"the newest {JOB_EVENTS_MAX:,} are shown; older ones: --before {found[0].no}"] if full else []
 
-    show_list(server, read, output, EVENTS, name=lambda event: event.kind, empty="no events", notes=older, watch=watch)
+    show_list(shown, read, EVENTS, name=lambda event: event.kind, empty="no events", notes=older)
 
 
 def _act(

@@ -13,7 +13,7 @@ from headgate.cli import values
 from headgate.cli.confirming import confirm_on_terminal
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch, YesOnTerminal
+from headgate.cli.options import DEFAULT_SERVER, LISTING, Listing, Output, Reason, Server, YesOnTerminal
 from headgate.cli.output import Columns, details, iso, print_one
 from headgate.domain.api_keys import KeyView, NewKey, check_scopes, is_key_id
 from headgate.domain.errors import InvalidInput, NotFound
@@ -92,24 +92,18 @@ def create_command(
 def list_command(
     *,
     revoked: Annotated[bool, Parameter(help="Revoked keys as well.")] = False,
-    part: Part = "",
-    limit: Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    listing: Listing = LISTING,
 ) -> None:
     """List API keys, without their secrets. The last use is exact to about a minute."""
 
     show_list(
-        server,
+        listing.shown,
         lambda hg: hg.admin.keys.list(revoked=revoked),
-        output,
         KEYS,
         name=lambda one: f"hg_{one.id}",
         empty="no keys",
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Filter, Limit, Output, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, ONCE, Filter, Limit, Output, Server, Shown, Watch
 from headgate.cli.output import Columns, count_text, print_one
 from headgate.sdk import Headgate, JobInfo
 from headgate.sdk.admin.listing import JobCount
@@ -72,16 +72,14 @@ def list_command(
         print_one(total, output, lambda: [count_text(total.total, exact=total.exact)], name=total.total)
         return
     show_list(
-        server,
+        Shown(watch=watch, output=output, server=server),
         listed,
-        output,
         COLUMNS,
         name=lambda job: job.id,
         empty="no jobs match",
         fields=_fields,
         more=MORE,
         notes=lambda _: [f"more: --cursor {following}"] if following else [],
-        watch=watch,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from headgate.cli.connection import with_client
-from headgate.cli.options import ONCE, Server, Watch
+from headgate.cli.options import Shown
 from headgate.cli.output import Columns, as_json, for_people, iso, now, print_lines, print_list, tables_as_in
 from headgate.domain.filter_parser import parse
 from headgate.domain.filters import Field, Glob, InvalidFilter, Term
@@ -19,9 +19,8 @@ CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 def show_list(
-    server: Server,
+    shown: Shown,
     read: Callable[[Headgate], Awaitable[Sequence[T]]],
-    output: str,
     columns: Columns[T] | Callable[[], Columns[T]],
     *,
     name: Callable[[T], object],
@@ -29,7 +28,6 @@ def show_list(
     fields: Callable[[T], object] = lambda item: item,
     more: Columns[T] | None = None,
     notes: Callable[[Sequence[T]], Iterable[str]] = lambda _: (),
-    watch: Watch = ONCE,
     part: str = "",
     limit: int | None = None,
 ) -> None:
@@ -37,8 +35,9 @@ def show_list(
 
     Only entries that contain `part` in a column are printed, and of these at most `limit`.
 
-    With `watch`, a terminal gets the whole list with every read, a pipe the entries that are new or have changed.
+    With `--watch`, a terminal gets the whole list with every read, a pipe the entries that are new or have changed.
     """
+    watch, output = shown.watch, shown.output
     pause = watch.pause.total_seconds()
 
     def show(items: Sequence[T], format_: str) -> None:
@@ -75,7 +74,7 @@ def show_list(
             before = set(texts)
             await asyncio.sleep(pause)
 
-    with_client(server, act)
+    with_client(shown.server, act)
 
 
 class NameFilter:

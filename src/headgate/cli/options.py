@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from headgate.cli.configured import flag
 from headgate.domain.errors import InvalidInput
+from headgate.domain.limits import PAGE_MAX
 from headgate.domain.units import duration, duration_text
 from headgate.domain.validation import shown
 
@@ -88,9 +89,64 @@ Topics = Annotated[str, Parameter(help="Topic, or a prefix such as `mail*`.")]
 Group = Annotated[str, Parameter(help="Error group, as shown by `headgate dead list`.")]
 Filter = Annotated[str, Parameter(help='Filter, for example `state:dead topic:mail* created:>2h error:"timed out"`.')]
 Part = Annotated[str, Parameter(name="--filter", help="Only entries that contain this text in one of their columns.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What is printed of a server: once or again and again, and in which form."""
+
+    watch: Watch = ONCE
+    output: Output = "table"
+    server: Server = DEFAULT_SERVER
+
+
+SHOWN: Final = Shown()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What lists take whose entries have no filter of their own."""
+
+    part: Part = ""
+    limit: Limit = 1_000
+    shown: Shown = SHOWN
+
+    @property
+    def read_limit(self) -> int:
+        """How many entries to read: those with `part` are chosen from what was read."""
+        return PAGE_MAX if self.part else self.limit
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortListing(Listing):
+    """The same for lists of which people look at the beginning."""
+
+    limit: Limit = 50
+
+
+LISTING: Final = Listing()
+SHORT_LISTING: Final = ShortListing()
 Delay = Annotated[str | None, Parameter(help="Delay before the jobs are due: 30s, 5m, 2h.")]
 PerSecond = Annotated[int, Parameter(help="Maximum jobs per second.")]
 Yes = Annotated[bool, Parameter(help="Do not ask for confirmation. Required with an output format other than table.")]
 YesOnTerminal = Annotated[bool, Parameter(name="--yes", help="Do not ask for confirmation on a terminal.")]
 DryRun = Annotated[bool, Parameter(help="Show which jobs would be affected, and change nothing.")]
 Detach = Annotated[bool, Parameter(help="Return at once instead of waiting until the operation has ended.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """How a bulk operation is started, and what is printed of it."""
+
+    yes: Yes = False
+    dry_run: DryRun = False
+    detach: Detach = False
+    output: Output = "table"
+    server: Server = DEFAULT_SERVER
+
+
+STARTING: Final = Starting()

@@ -18,7 +18,7 @@ from headgate.cli.connection import redaction_of, with_client
 from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import (
     DEFAULT_SERVER,
-    ONCE,
+    SHOWN,
     MaxAttempts,
     Output,
     Payload,
@@ -26,9 +26,9 @@ from headgate.cli.options import (
     Raw,
     Reason,
     Server,
+    Shown,
     Since,
     Tags,
-    Watch,
 )
 from headgate.cli.output import (
     Columns,
@@ -94,9 +94,7 @@ def list_command(
         str, Parameter(help="Only these schedules: `schedule:nightly`, or those of a topic: `topic:mail*`.")
     ] = "",
     limit: shared.Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    shown: Shown = SHOWN,
 ) -> None:
     """List all schedules."""
     chosen = NameFilter(filter, Field.SCHEDULE, Field.TOPIC)
@@ -108,15 +106,13 @@ def list_command(
         ]
 
     show_list(
-        server,
+        shown,
         read,
-        output,
         COLUMNS,
         name=lambda one: one.name,
         empty="no schedules",
-        fields=partial(_fields, redaction_of(server)),
+        fields=partial(_fields, redaction_of(shown.server)),
         more=MORE,
-        watch=watch,
     )
 
 

@@ -8,9 +8,8 @@ from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, LISTING, Listing, Output, Reason, Server
 from headgate.cli.output import Columns, print_one
-from headgate.sdk import Headgate
 from headgate.sdk.admin import SessionInfo
 
 session = App(name="session", help="List and end sessions of browsers.")
@@ -26,29 +25,16 @@ SESSIONS: Final[Columns[SessionInfo]] = {
 
 
 @session.command(name="list")
-def list_command(
-    *,
-    part: Part = "",
-    limit: Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
-) -> None:
+def list_command(*, listing: Listing = LISTING) -> None:
     """List browsers that are signed in to the dashboard. The token needs the scope admin."""
-
-    async def read(hg: Headgate) -> list[SessionInfo]:
-        return list(await hg.admin.sessions.list())
-
     show_list(
-        server,
-        read,
-        output,
+        listing.shown,
+        lambda hg: hg.admin.sessions.list(),
         SESSIONS,
         name=lambda one: one.id,
         empty="no sessions",
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 

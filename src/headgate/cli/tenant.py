@@ -8,12 +8,11 @@ from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, LISTING, Listing, Output, Reason, Server
 from headgate.cli.output import Columns, details, print_one
 from headgate.domain.errors import InvalidInput
 from headgate.domain.tenants import IN_BYTES, QUOTAS
 from headgate.domain.units import size, size_text
-from headgate.sdk import Headgate
 from headgate.sdk.admin import TenantInfo
 
 tenant = App(name="tenant", help="Show and set quotas of tenants.")
@@ -34,29 +33,16 @@ TENANTS: Final[Columns[TenantInfo]] = {
 
 
 @tenant.command(name="list")
-def list_command(
-    *,
-    part: Part = "",
-    limit: Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
-) -> None:
+def list_command(*, listing: Listing = LISTING) -> None:
     """List tenants: what each uses, and its quotas. The token needs the scope system."""
-
-    async def read(hg: Headgate) -> list[TenantInfo]:
-        return list(await hg.admin.tenants.list())
-
     show_list(
-        server,
-        read,
-        output,
+        listing.shown,
+        lambda hg: hg.admin.tenants.list(),
         TENANTS,
         name=lambda one: one.name,
         empty="no tenants",
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 

@@ -13,7 +13,7 @@ from headgate.cli import values
 from headgate.cli.connection import with_client
 from headgate.cli.errors import print_warning
 from headgate.cli.lists import NameFilter, show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, SHOWN, Limit, Output, Reason, Server, Shown
 from headgate.cli.output import Columns, details, exact, for_people, print_one, table
 from headgate.cli.topic_jobs import add_jobs
 from headgate.cli.topic_policies import add_policies
@@ -55,9 +55,7 @@ def list_command(
     *,
     filter: Annotated[str, Parameter(help="Only these topics: `topic:mail*`.")] = "",  # noqa: A002 - the option's name
     limit: Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    shown: Shown = SHOWN,
 ) -> None:
     """List topics with their limits and the number of jobs by state."""
     chosen = NameFilter(filter, Field.TOPIC)
@@ -65,21 +63,11 @@ def list_command(
 
     async def read(hg: Headgate) -> list[TopicInfo]:
         found = [one for one in await hg.admin.topics.list() if chosen.matches({Field.TOPIC: (one.name,)})]
-        if for_people(output):
+        if for_people(shown.output):
             unhandled[:] = unhandled_lines(await hg.admin.status())
         return found[:limit]
 
-    show_list(
-        server,
-        read,
-        output,
-        COLUMNS,
-        name=lambda one: one.name,
-        empty="no topics",
-        fields=_fields,
-        more=MORE,
-        watch=watch,
-    )
+    show_list(shown, read, COLUMNS, name=lambda one: one.name, empty="no topics", fields=_fields, more=MORE)
     for line in unhandled:
         print_warning(line)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from headgate.cli import bulk
-from headgate.cli.options import DEFAULT_SERVER, BulkReason, Detach, DryRun, Output, PerSecond, Server, Yes
+from headgate.cli.options import STARTING, BulkReason, PerSecond, Starting
 from headgate.domain.bulk import Verb
 from headgate.domain.filters import Field, Glob, JobFilter, Term
 from headgate.domain.states import State
@@ -28,16 +28,12 @@ def drain_command(
     *,
     reason: BulkReason = "",
     per_second: PerSecond = 0,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    detach: Detach = False,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    how: Starting = STARTING,
 ) -> None:
     """Cancel all queued jobs of a topic. Running jobs continue, and new jobs are accepted: see `headgate pause`."""
     options = bulk.plan_options(reason, per_second=per_second)
     queued = queued_of(topic, (state for state in State if state.is_queued))
-    bulk.run(server, "cancel", queued, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(how, "cancel", queued, options)
 
 
 def move_command(
@@ -46,16 +42,12 @@ def move_command(
     to: Annotated[str, Parameter(help="Target topic; created if it does not exist.")],
     reason: BulkReason = "",
     per_second: PerSecond = 0,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    detach: Detach = False,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    how: Starting = STARTING,
 ) -> None:
     """Move all queued jobs of a topic to another one, except blocked jobs. Priority and age stay."""
     options = bulk.plan_options(reason, topic=to, per_second=per_second)
     queued = queued_of(topic, Verb.MOVE.reaches)
-    bulk.run(server, "move", queued, options, yes=yes, dry_run=dry_run, detach=detach, output=output)
+    bulk.run(how, "move", queued, options)
 
 
 def queued_of(topic: str, states: Iterable[State]) -> str:

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch
+from headgate.cli.options import DEFAULT_SERVER, SHOWN, Limit, Output, Reason, Server, Shown
 from headgate.cli.output import Columns, as_json, print_lines, print_list
 from headgate.cli.policy_files import (
     InvalidPolicy,
@@ -136,24 +136,15 @@ def export_command(
         print_lines(as_toml(documents))
 
 
-def history_command(
-    name: Annotated[str, Parameter(help="Topic.")],
-    *,
-    limit: Limit = 20,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
-) -> None:
+def history_command(name: Annotated[str, Parameter(help="Topic.")], *, limit: Limit = 20, shown: Shown = SHOWN) -> None:
     """Show the versions of the policy of a topic, newest first: who changed what, and why."""
     show_list(
-        server,
+        shown,
         lambda hg: hg.admin.topics.history(name, limit=limit),
-        output,
         HISTORY,
         name=lambda one: one.version,
         empty=f"{name} was never changed",
         fields=lambda one: asdict(one) | {"changes": [_change_fields(change) for change in one.changes]},
-        watch=watch,
     )
 
 

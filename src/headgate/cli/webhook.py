@@ -12,10 +12,19 @@ from headgate.cli import values
 from headgate.cli.confirming import confirm_on_terminal
 from headgate.cli.connection import with_client
 from headgate.cli.lists import show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Part, Reason, Server, Watch, YesOnTerminal
+from headgate.cli.options import (
+    DEFAULT_SERVER,
+    LISTING,
+    SHORT_LISTING,
+    Listing,
+    Output,
+    Reason,
+    Server,
+    ShortListing,
+    YesOnTerminal,
+)
 from headgate.cli.output import Columns, details, duration, for_people, painted, print_lines, print_one, table, when
 from headgate.domain.errors import InvalidInput
-from headgate.domain.limits import PAGE_MAX
 from headgate.sdk.admin.webhooks import DeliveryAttempt, DeliveryInfo, WebhookChanges, WebhookInfo
 
 webhook = App(name="webhook", help="Send events to HTTP endpoints, and show what was delivered.")
@@ -104,26 +113,17 @@ def create_command(
 
 
 @webhook.command(name="list")
-def list_command(
-    *,
-    part: Part = "",
-    limit: Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
-) -> None:
+def list_command(*, listing: Listing = LISTING) -> None:
     """List all endpoints."""
     show_list(
-        server,
+        listing.shown,
         lambda hg: hg.admin.webhooks.list(),
-        output,
         COLUMNS,
         name=lambda one: one.id,
         empty="no webhooks",
         fields=_fields,
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 
@@ -217,26 +217,21 @@ def deliveries_command(
     delivery_id: Annotated[str, Parameter(help="Show this delivery and its attempts.")] = "",
     *,
     state: Annotated[str, Parameter(help="Only deliveries that are waiting, sending, delivered or failed.")] = "",
-    part: Part = "",
-    limit: Limit = 50,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    listing: ShortListing = SHORT_LISTING,
 ) -> None:
     """List the deliveries of an endpoint, newest first, or show one with its attempts."""
     if delivery_id:
+        server, output = listing.shown.server, listing.shown.output
         _report_delivery(with_client(server, lambda hg: hg.admin.webhooks.delivery(webhook_id, delivery_id)), output)
         return
     show_list(
-        server,
-        lambda hg: hg.admin.webhooks.deliveries(webhook_id, state=state, limit=PAGE_MAX if part else limit),
-        output,
+        listing.shown,
+        lambda hg: hg.admin.webhooks.deliveries(webhook_id, state=state, limit=listing.read_limit),
         DELIVERIES,
         name=lambda one: one.id,
         empty="no deliveries",
-        watch=watch,
-        part=part,
-        limit=limit,
+        part=listing.part,
+        limit=listing.limit,
     )
 
 

@@ -11,7 +11,7 @@ from headgate.cli import values
 from headgate.cli.confirming import confirm
 from headgate.cli.connection import with_client
 from headgate.cli.lists import NameFilter, show_list
-from headgate.cli.options import DEFAULT_SERVER, ONCE, Limit, Output, Reason, Server, Watch, Yes
+from headgate.cli.options import DEFAULT_SERVER, SHOWN, Limit, Output, Reason, Server, Shown, Yes
 from headgate.cli.output import Columns, details, one_line, print_one, table, when
 from headgate.domain.errors import NotFound
 from headgate.domain.filters import Field
@@ -53,9 +53,7 @@ def list_command(
         str, Parameter(help="Only these workers: `worker:web-*`, or those of a topic: `topic:mail*`.")
     ] = "",
     limit: Limit = 1_000,
-    watch: Watch = ONCE,
-    output: Output = "table",
-    server: Server = DEFAULT_SERVER,
+    shown: Shown = SHOWN,
 ) -> None:
     """List the workers connected to all servers, and the jobs that they run, longest running first."""
     chosen = NameFilter(filter, Field.WORKER, Field.TOPIC)
@@ -88,16 +86,7 @@ def list_command(
         if running and more_running:
             yield f"more jobs run; these are the {len(running):,} that started first"
 
-    show_list(
-        server,
-        read,
-        output,
-        WORKERS,
-        name=lambda one: one.worker,
-        empty="no workers are connected",
-        notes=notes,
-        watch=watch,
-    )
+    show_list(shown, read, WORKERS, name=lambda one: one.worker, empty="no workers are connected", notes=notes)
 
 
 @workers.command(name="get")
