@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -103,34 +104,30 @@ def _of(service: str, **rules: Rule) -> dict[str, Rule]:
     return {f"/{service}/{method}": rule for method, rule in rules.items()}
 
 
-def _read(*topics: TopicRule) -> Rule:
-    return Rule(scopes=(Scope.READ,), tenant=TenantRule.OWN, topics=topics, changes=False)
-
-
-def _operate(*topics: TopicRule, max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES) -> Rule:
-    return Rule(scopes=(Scope.OPERATE,), tenant=TenantRule.OWN, topics=topics, max_bytes=max_bytes)
-
-
-def _submit(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None, rated: bool = True) -> Rule:
+def _own(
+    scope: Scope,
+    *topics: TopicRule,
+    max_bytes: int = limits.SMALL_REQUEST_MAX_BYTES,
+    elements: Mapping[str, int] | None = None,
+    changes: bool = True,
+    rated: bool = True,
+) -> Rule:
+    """A method that concerns the tenant of its caller."""
     return Rule(
-        scopes=(Scope.SUBMIT,),
+        scopes=(scope,),
         tenant=TenantRule.OWN,
         topics=topics,
         max_bytes=max_bytes,
         elements=elements or {},
+        changes=changes,
         rated=rated,
     )
 
 
-def _work(*topics: TopicRule, max_bytes: int, elements: Mapping[str, int] | None = None, rated: bool = True) -> Rule:
-    return Rule(
-        scopes=(Scope.WORK,),
-        tenant=TenantRule.OWN,
-        topics=topics,
-        max_bytes=max_bytes,
-        elements=elements or {},
-        rated=rated,
-    )
+_read = partial(_own, Scope.READ, changes=False)
+_operate = partial(_own, Scope.OPERATE)
+_submit = partial(_own, Scope.SUBMIT)
+_work = partial(_own, Scope.WORK)
 
 
 def _manage_keys(*, changes: bool = True) -> Rule:
@@ -214,7 +211,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     | _of(
         "headgate.v1.BatchService",
         OpenBatch=_submit(_NAMED, max_bytes=limits.JOB_REQUEST_MAX_BYTES, elements=_within("on_done")),
-        SealBatch=_submit(_OBJECT, max_bytes=limits.SMALL_REQUEST_MAX_BYTES),
+        SealBatch=_submit(_OBJECT),
         GetBatch=_read(_OBJECT),
         ListBatches=_read(_FILTERED),
     )
@@ -252,10 +249,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     )
     | _of(
         "headgate.v1.ScheduleService",
-        Put=Rule(
-            scopes=(Scope.OPERATE,),
-            tenant=TenantRule.OWN,
-            topics=(_NAMED, _OBJECT),
+        Put=_operate(
+            _NAMED,
+            _OBJECT,
             max_bytes=limits.JOB_REQUEST_MAX_BYTES,
             elements={"spec.headers": limits.HEADERS_MAX, "spec.tags": limits.TAGS_MAX},
         ),

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from uuid import UUID
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import answers, at_us, moment, span, state_of
+from headgate.api.grpc.codec import answers, at_us, moment, span
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import Context
 from headgate.api.grpc.system_codec import system_info
@@ -249,16 +249,10 @@ def _rules(rules: RetentionRules) -> pb.RetentionRules:
     return answers.of(pb.RetentionRules, rules)
 
 
-def _answers(answers: Sequence[JobAnswer]) -> pb.JobsResponse:
+def _answers(given: Sequence[JobAnswer]) -> pb.JobsResponse:
     return pb.JobsResponse(
         results=[
-            pb.JobChange(
-                id=one.id.bytes,
-                changed=one.changed,
-                state=state_of(one.state),
-                error=None if one.error is None else message_of(one.error),
-            )
-            for one in answers
+            answers.of(pb.JobChange, one, error=None if one.error is None else message_of(one.error)) for one in given
         ]
     )
 

@@ -132,9 +132,4 @@ def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
 
 def policy_message(policy: RetryPolicy) -> producer_pb2.RetryPolicy:
     """A retry policy as read."""
-    return producer_pb2.RetryPolicy(
-        kind=producer_pb2.RetryPolicy.Kind.ValueType(int(policy.kind)),
-        base_ms=policy.base_ms,
-        cap_ms=policy.cap_ms,
-        delays_ms=policy.delays_ms,
-    )
+    return answers.of(producer_pb2.RetryPolicy, policy)

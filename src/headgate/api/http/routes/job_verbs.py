@@ -19,7 +19,7 @@ from headgate.api.http.codec import (
     Reason,
     StateName,
     TopicName,
-    label,
+    answers,
     payload_bytes,
     span,
 )
@@ -210,4 +210,4 @@ def _changes(answers: Sequence[JobAnswer]) -> JobChanges:
 
 
 def _change(one: JobAnswer) -> JobChange:
-    return JobChange(id=str(one.id), changed=one.changed, state=label(one.state), error=item_error(one.error))
+    return answers.of(JobChange, one, error=item_error(one.error))
