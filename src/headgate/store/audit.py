@@ -16,6 +16,7 @@ from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import after_commit
+from headgate.store.rows import from_row
 
 log = logging.getLogger("headgate.audit")
 PAGE_MAX: Final = 500
@@ -114,14 +115,4 @@ def _check(tenant_no: int | None, limit: int) -> None:
 
 
 def _view(row: asyncpg.Record) -> AuditView:
-    return AuditView(
-        no=row[0],
-        at=row[1],
-        tenant_no=row[2],
-        actor=row[3],
-        verb=row[4],
-        target=row[5],
-        reason=row[6],
-        detail=json.loads(row[7]) if row[7] else {},
-        tenant=row[8] or "",
-    )
+    return from_row(AuditView, row, detail=json.loads(row[7]) if row[7] else {}, tenant=row[8] or "")

@@ -28,6 +28,7 @@ from headgate.store.flush import fill
 from headgate.store.listing import LOOK_AT, NEWEST
 from headgate.store.names import Names
 from headgate.store.partitions import ensure_partitions
+from headgate.store.rows import from_row
 from headgate.store.submit import submit
 from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
 
@@ -167,14 +168,10 @@ async def batch_status(db: Connection, tenant_no: int, batch_id: UUID) -> BatchS
         found = {State(state): count for state, count in counts if state is not None}
         found |= {state: found.get(state, 0) + count for state, count in gone.items() if count}
         callback = None if row[8] is None else await db.fetchval(CALLBACK, tenant_no, row[8])
-    return BatchStatus(
-        id=row[0],
-        name=row[1],
+    return from_row(
+        BatchStatus,
+        row[:7],
         needs=Needs(row[2]),
-        created_at=row[3],
-        expires_at=row[4],
-        sealed_at=row[5],
-        expired=row[6],
         total=total,
         counted=sum(found.values()),
         counts=found,
@@ -207,14 +204,10 @@ async def list_batches(
             reach = None if last is None else new_job_id(now_ms=job_id_time_ms(last), random_bits=bytes(10))
         rows = await db.fetch(LIST, tenant_no, first, open_only, seen, limit, most + 1, reach or _OLDEST)
     found = [
-        BatchStatus(
-            id=row[0],
-            name=row[1],
+        from_row(
+            BatchStatus,
+            row[:7],
             needs=Needs(row[2]),
-            created_at=row[3],
-            expires_at=row[4],
-            sealed_at=row[5],
-            expired=row[6],
             total=row[7] + min(row[11], most),
             more_members=row[11] > most,
             counted=0,

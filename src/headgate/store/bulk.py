@@ -35,6 +35,7 @@ from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.names import Names
+from headgate.store.rows import from_row
 from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
 
 GET: Final = """
@@ -203,17 +204,7 @@ async def started(db: Connection) -> list[StartedBulk]:
     """Operations of all tenants that are not over, and what they were started with. At most ACTIVE_MAX of a tenant."""
     with translating(writing=False):
         rows = await db.fetch(STARTED)
-    return [
-        StartedBulk(
-            tenant_no=row["tenant_no"],
-            tenant=row["tenant"],
-            id=row["id"],
-            credential=row["credential"],
-            topics=TopicSet.stored(row["topics"]),
-            who=row["who"],
-        )
-        for row in rows
-    ]
+    return [from_row(StartedBulk, row, topics=TopicSet.stored(row["topics"])) for row in rows]
 
 
 async def forget_old(db: Connection, *, keep: timedelta = KEPT, limit: int = 1_000) -> None:
@@ -271,12 +262,8 @@ def _may_see(one: BulkOperation, topics: TopicSet | None) -> bool:
 
 
 def _operation(row: asyncpg.Record) -> BulkOperation:
-    # The columns are the fields, in their order.
-    values = dict(zip(BulkOperation.__slots__, row, strict=True))
-    values["verb"], values["state"] = Verb(values["verb"]), Progress(values["state"])
-    values["topics"] = TopicSet.stored(values["topics"])
-    values["parameters"] = json.loads(values["parameters"])
-    return BulkOperation(**values)
+    parameters, topics = json.loads(row[5]), TopicSet.stored(row[4])
+    return from_row(BulkOperation, row, verb=Verb(row[1]), state=Progress(row[2]), topics=topics, parameters=parameters)
 
 
 class BulkStore(TenantCalls):

@@ -41,6 +41,7 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.names import Names
+from headgate.store.rows import from_row
 from headgate.store.tenant_lane import confine
 
 SMALLER: Final = (CHUNK, 25, 1)
@@ -306,21 +307,8 @@ def _parameter(task: Task, name: str, otherwise: int) -> int:
 
 
 def _task(row: asyncpg.Record) -> Task:
-    tenant_no, operation_id, verb, text, topics, parameters, per_second, as_of, below, failures, who, reason = row
-    return Task(
-        tenant_no=tenant_no,
-        id=operation_id,
-        verb=Verb(verb),
-        filter=text,
-        topics=TopicSet.stored(topics),
-        parameters=json.loads(parameters),
-        per_second=per_second,
-        as_of=as_of,
-        below=below,
-        failures=failures,
-        who=who,
-        reason=reason,
-    )
+    parameters, topics = json.loads(row[5]), TopicSet.stored(row[4])
+    return from_row(Task, row, verb=Verb(row[2]), topics=topics, parameters=parameters)
 
 
 class BulkChunks:

@@ -13,6 +13,7 @@ from headgate.domain.validation import check_aware, check_integer, check_reason,
 from headgate.store.arguments import INT32_MAX
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.rows import from_row
 
 EVERYTHING: Final = (0, 0)
 STATUS: Final = """
@@ -99,15 +100,7 @@ async def pause_of(db: Connection, tenant_no: int, topic: str) -> Control | None
 
 
 def _control(row: asyncpg.Record) -> Control:
-    return Control(
-        tenant_no=row[0],
-        topic_no=row[1],
-        paused=row[2],
-        reason=row[3] if row[2] else "",
-        paused_by=row[4] if row[2] else "",
-        paused_at=row[5],
-        paused_until=row[6],
-    )
+    return from_row(Control, row, reason=row[3] if row[2] else "", paused_by=row[4] if row[2] else "")
 
 
 def _check_target(target: object) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.rows import from_row
 
 VERSION: Final = "SELECT version FROM headgate.key_changes"
 LOAD: Final = """
@@ -168,18 +169,12 @@ async def load(db: Connection, ids: Sequence[str]) -> list[StoredKey]:
     with translating(writing=False):
         rows = await db.fetch(LOAD, list(ids))
     return [
-        StoredKey(
-            id=row[0],
-            tenant=row[1],
-            name=row[2],
-            digest=row[3],
-            old_digest=row[4],
-            old_for=row[5],
+        from_row(
+            StoredKey,
+            row,
             scopes=frozenset(map(Scope, row[6])),
             topics=TopicSet.stored(row[7]),
             rates=Rates.parse(json.loads(row[8]), field="rates") if row[8] else None,
-            expires_in=row[9],
-            revoked=row[10],
         )
         for row in rows
     ]
@@ -194,17 +189,9 @@ async def _locked(db: Connection, tenant_no: int | None, key_id: str) -> tuple[i
 
 
 def _view(row: asyncpg.Record) -> KeyView:
-    values = dict(zip(_VIEW, row, strict=True))
-    values["scopes"] = tuple(row[3])
-    values["topics"] = None if row[4] is None else tuple(row[4])
-    values["rates"] = json.loads(row[5]) if isinstance(row[5], str) else {}
-    return KeyView(**values)
-
-
-_VIEW: Final = (
-    *("id", "tenant", "name", "scopes", "topics", "rates", "created_at", "created_by", "expires_at", "rotated_at"),
-    *("old_until", "revoked_at", "revoked_by", "last_used_at", "expired"),
-)
+    topics = None if row[4] is None else tuple(row[4])
+    rates = json.loads(row[5]) if isinstance(row[5], str) else {}
+    return from_row(KeyView, row, scopes=tuple(row[3]), topics=topics, rates=rates)
 
 
 class KeyStore:

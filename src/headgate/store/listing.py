@@ -44,6 +44,7 @@ from headgate.store.arguments import INT32_MAX, check_kind
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.listing_orders import days_of, look_up_arguments, order_of
+from headgate.store.rows import from_row
 
 LOOK_AT: Final = limits.LIST_LOOK_AT
 CHUNK: Final = 1_000
@@ -364,10 +365,7 @@ def _choice_of(values: object, *, field: str) -> Set[object]:
 
 
 def _row(record: asyncpg.Record) -> JobLine:
-    # The columns of LOOK_UP are the fields of JobLine, in their order, without its last two.
-    values = dict(zip(JobLine.__slots__[:-2], record, strict=True))
-    values["state"] = State(record[2])
-    return JobLine(**values)
+    return from_row(JobLine, record, state=State(record[2]))  # the topic and the tags are looked up later
 
 
 def write_cursor(below: UUID, digest: bytes) -> str:

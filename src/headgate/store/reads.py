@@ -32,6 +32,7 @@ from headgate.store.database import Database
 from headgate.store.dependencies import relations
 from headgate.store.errors import translating
 from headgate.store.job_logs import read_log_lines, read_newest_lines
+from headgate.store.rows import from_row
 from headgate.store.schedules import lineage
 
 # index: jobs_pkey, archive_pkey; idempotency_keys_of_job. tenant_no + 0: else all keys of the tenant may be read.
@@ -184,23 +185,7 @@ async def events(
     with translating(writing=False, names=_KEY):
         rows = await db.fetch(EVENTS, tenant_no, job_id, limit, before)
     return [
-        JobEvent(
-            at=row[0],
-            kind=EventKind(row[1]),
-            epoch=row[2],
-            attempt=row[3],
-            state=State(row[4]),
-            run_at=row[5],
-            claimed_at=row[6],
-            worker=row[7],
-            actor=row[8],
-            reason=row[9],
-            error_type=row[10],
-            error_message=row[11],
-            error_trace=row[12],
-            detail=json.loads(row[13] or "{}"),
-            no=row[14],
-        )
+        from_row(JobEvent, row, kind=EventKind(row[1]), state=State(row[4]), detail=json.loads(row[13] or "{}"))
         for row in reversed(rows)
     ]
 

@@ -26,6 +26,7 @@ from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
 from headgate.store.names import Names
+from headgate.store.rows import from_row
 from headgate.store.schedule_rows import resolved, summary, values_of, view_of
 from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
 from headgate.store.tenants import check_payload
@@ -294,13 +295,7 @@ async def recent_jobs(
 
 
 def _scheduled(row: asyncpg.Record) -> ScheduledJob:
-    return ScheduledJob(
-        job_id=JobId(row[0]),
-        occurrence=row[1],
-        covers_from=row[2],
-        triggered=row[3],
-        state=None if row[4] is None else State(row[4]),
-    )
+    return from_row(ScheduledJob, row[:5], state=None if row[4] is None else State(row[4]))
 
 
 async def lag(db: Connection, tenant_no: TenantNo, *, topics: TopicSet | None = None) -> timedelta | None:

@@ -11,6 +11,7 @@ from headgate.domain.topic_rules import plain_rules, rules_from_plain
 from headgate.domain.validation import check_integer, check_topic
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
+from headgate.store.rows import from_row
 
 RECORD: Final = """
 INSERT INTO headgate.topic_versions (topic_no, version, at, actor, verb, reason, settings, changes)
@@ -48,14 +49,6 @@ async def history(
     with translating(writing=False):
         rows = await db.fetch(HISTORY, tenant_no, check_topic(name), before, limit)
     return [
-        PolicyVersion(
-            version=row[0],
-            at=row[1],
-            actor=row[2],
-            verb=row[3],
-            reason=row[4],
-            settings=rules_from_plain(json.loads(row[5])),
-            changes=changes_from_plain(row[6]),
-        )
+        from_row(PolicyVersion, row, settings=rules_from_plain(json.loads(row[5])), changes=changes_from_plain(row[6]))
         for row in rows
     ]

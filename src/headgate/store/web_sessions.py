@@ -13,6 +13,7 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.rows import from_row
 
 # Beyond the maximum of a credential, and those that have ended. index: web_sessions_of_credential
 TRIM: Final = """
@@ -58,10 +59,6 @@ WITH old AS (SELECT s.id FROM headgate.web_sessions s WHERE s.expires_at <= head
               ORDER BY s.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED),
      gone AS (DELETE FROM headgate.web_sessions s USING old o WHERE s.id = o.id RETURNING 1)
 SELECT count(*) FROM gone"""
-_COLUMNS: Final = (
-    *("id", "tenant", "subject", "credential", "scopes", "topics", "credential_expires", "created_at", "expires_at"),
-    *("seen_at", "address", "agent"),
-)
 
 
 async def expire_sessions(db: Connection, *, limit: int) -> int:
@@ -147,7 +144,4 @@ class WebSessionStore:
 
 
 def _session(row: asyncpg.Record) -> WebSession:
-    values = dict(zip(_COLUMNS, row, strict=True))
-    values["scopes"] = tuple(values["scopes"])
-    values["topics"] = None if values["topics"] is None else tuple(values["topics"])
-    return WebSession(**values)
+    return from_row(WebSession, row, scopes=tuple(row[4]), topics=None if row[5] is None else tuple(row[5]))

@@ -31,6 +31,7 @@ from headgate.store.connect import Connection
 from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.rows import from_row
 
 READY_AT_ONCE: Final = 100
 DISABLED: Final = "the endpoint is disabled; enable it first"
@@ -75,10 +76,7 @@ async def listed(
     with translating(writing=False):
         rows = await db.fetch(LIST, tenant_no, webhook_id, delivery_id, state, before, limit)
         log = await db.fetch(ATTEMPTS, rows[0][12]) if delivery_id is not None and rows else []
-    attempts = [
-        Attempt(number=row[0], at=row[1], duration_ms=row[2], status=row[3], response=row[4], error=row[5])
-        for row in log
-    ]
+    attempts = [from_row(Attempt, row) for row in log]
     return [_view(row, attempts) for row in rows]
 
 
@@ -107,21 +105,7 @@ async def resend(
 
 
 def _view(row: asyncpg.Record, log: list[Attempt]) -> DeliveryView:
-    return DeliveryView(
-        id=row[0],
-        webhook_id=row[1],
-        event=NAMES[Event(row[2])],
-        state=DeliveryState(row[3]),
-        at=row[4],
-        topic=row[5],
-        job_id=row[6],
-        attempts=row[7],
-        next_at=row[8],
-        ended_at=row[9],
-        status=row[10],
-        error=row[11],
-        log=log,
-    )
+    return from_row(DeliveryView, row[:12], event=NAMES[Event(row[2])], state=DeliveryState(row[3]), log=log)
 
 
 class DeliveryStore:
@@ -143,18 +127,12 @@ class DeliveryStore:
             with translating(writing=True):
                 rows = await db.fetch(CLAIM, limit, failing, per_webhook, lease_ms, RESULT_MAX_BYTES)
         return [
-            ClaimedDelivery(
-                no=row[0],
-                id=row[1],
-                webhook_no=row[2],
+            from_row(
+                ClaimedDelivery,
+                row[:11],
                 event=Event(row[3]),
-                at=row[4],
                 data=json.loads(row[5]),
-                attempt=row[6],
-                tried=row[7],
-                url=row[8],
                 secrets=tuple(row[9]),
-                failing=row[10],
                 with_result=row[11],
                 result=row[12],
             )

@@ -29,6 +29,7 @@ from headgate.store import audit, webhook_deliveries
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.rows import from_row
 from headgate.store.tenant_calls import TenantCalls, tenant_call
 
 # One statement for one endpoint ($2) and for a page of them. index: webhooks_tenant_no_id_key
@@ -239,33 +240,16 @@ async def _note(
 
 
 def _view(row: asyncpg.Record) -> Webhook:
-    spec = WebhookSpec(
-        url=row[1],
+    spec = from_row(
+        WebhookSpec,
+        row[1:12],
         events=event_names(Event(row[2])),
         topics=tuple(row[3]),
-        description=row[4],
-        enabled=row[5],
-        named_only=row[6],
-        include_result=row[7],
         mode=Mode(row[8]),
-        group=row[9],
         min_interval=row[10] * MILLISECOND,
         ttl=None if row[11] is None else row[11] * MILLISECOND,
     )
-    return Webhook(
-        id=row[0],
-        spec=spec,
-        version=row[12],
-        created_at=row[13],
-        created_by=row[14],
-        changed_at=row[15],
-        changed_by=row[16],
-        expires_at=row[17],
-        disabled_reason=row[18],
-        disabled_at=row[19],
-        failing_since=row[20],
-        secrets=row[21],
-    )
+    return from_row(Webhook, (row[0], spec, *row[12:22]))
 
 
 class WebhookStore(TenantCalls):
