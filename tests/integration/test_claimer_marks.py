@@ -264,9 +264,7 @@ async def test_dead_rows_of_one_demand_are_enough_for_a_rest_after_a_slow_scan(
     assert stepped.store.calls["scan_topics"] == 0
 
 
-async def test_a_scan_that_fails_rests_as_one_that_does_not(
-    stepped: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_scan_that_fails_rests_as_one_that_does_not(stepped: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scans, "SLOW_SECONDS", -1.0)
     monkeypatch.setattr(scans, "_WIDE_US", -1)
     await stepped.worker(slots=1)
