@@ -240,14 +240,15 @@ async def test_a_replaced_job_runs_by_its_new_priority_and_no_longer_by_the_old_
 
 async def test_a_redriven_job_has_no_result_until_it_has_run_again(app: Headgate) -> None:
     @app.job("mail")
-    async def mail() -> str:
+    async def mail(*, job: Job = this_job) -> str:
+        job.progress(1, 2, "pages")
         return "sent"
 
     with app.testing(now=START) as box:
         handle = await mail.submit()
         await box.drain()
         await app.admin.jobs.redrive(handle.id)
-        assert (box.job(handle).state, box.job(handle).result) == ("pending", None)
+        assert (box.job(handle).state, box.job(handle).result, box.job(handle).progress) == ("pending", None, None)
         await box.drain()
         assert box.job(handle).result == "sent"
 

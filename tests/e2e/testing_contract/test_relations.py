@@ -291,6 +291,9 @@ async def test_a_redriven_job_has_all_its_attempts_again(world: World) -> None:
     await world.drain()
     (change,) = await world.app.admin.jobs.redrive(handle.id, payload={"name": "good"})
     change.raise_for_error()
+    info = await handle.info()
+    assert (info.state, info.attempt, info.last_error) == ("pending", 0, "Fail: bad")
+    assert (info.finished_at, info.claimed_at, info.worker) == (None, None, "")
     await world.drain()
     assert ran == ["bad", "good"]
     assert await handle.result() == "good"

@@ -295,7 +295,8 @@ class BoxStore:
             job.payload, job.edited = payload, True
         if job.deadline is not None and job.deadline <= step.job.run_at:
             job.deadline = None
-        job.waits, job.finished_at, job.claimed_at, job.result = False, None, None, b""
+        job.waits, job.finished_at, job.claimed_at = False, None, None
+        job.result, job.progress = b"", None
         self._put(job, step.job)
 
     # --- batches -----------------------------------------------------------------------------------------------------
