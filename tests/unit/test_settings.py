@@ -197,6 +197,7 @@ def test_a_file_that_is_no_toml_is_refused(text: bytes, says: str, tmp_path: Pat
         '[client]\ntoken = "s3cret"\n',
         '[database]\nurl = "postgresql://ann:s3cret@db/queue"\n',
         '[database]\nurl = "postgresql://db/queue?user=ann&password=s3cret"\n',
+        '[database]\nurl = "postgresql://ann@db/queue?sslkey=key.pem&sslpassword=s3cret"\n',
         '[server]\nport = 7001\n[database]\ndirect_url = "postgresql://ann:s3cret@db/queue"\n',
     ],
 )

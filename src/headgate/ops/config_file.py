@@ -20,7 +20,7 @@ _PART: Final = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _PATH: Final = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER: Final = re.compile(rf"\s*\[\[?\s*({_PATH})\s*\]")
 _ASSIGNMENT: Final = re.compile(rf"\s*({_PATH})\s*=")
-_PASSWORD: Final = re.compile(r"//[^/@\s]*:[^/@\s]+@|[?&]password=", re.IGNORECASE)
+_PASSWORD: Final = re.compile(r"//[^/@\s]*:[^/@\s]+@|[?&](?:ssl)?password=", re.IGNORECASE)
 _KINDS: Final = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "an array"}
 _ALLOWED: Final[Mapping[Kind, tuple[type, ...]]] = {
     Kind.INTEGER: (int,),
