@@ -13,7 +13,7 @@ from headgate.cli.lists import NameFilter, show_list
 from headgate.cli.options import Shown, Watch
 from headgate.cli.output import Columns
 from headgate.domain.filters import Field, InvalidFilter
-from tests.unit.test_cli_commands import LOCAL, commands
+from tests.unit.test_cli_commands import LOCAL, arguments, commands
 
 READS = [[("a", 1), ("b", 1)], [("a", 1), ("b", 2)], [("a", 1), ("b", 2)], [("a", 1), ("b", 2), ("c", 1)]]
 
@@ -96,6 +96,18 @@ def test_a_filter_by_name_has_wildcards_several_values_and_negation() -> None:
     assert matches("worker:w-* topic:mail*", "w-1", "mail.eu")
     with pytest.raises(InvalidFilter):
         matches("created:>1h", "w-1")
+
+
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_a_list_of_no_entries_is_refused_before_a_server_is_called(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list that the client cuts would be empty, or without its last entries."""
+    limited = [path for path, command in commands(app) if path[-1] == "list" and "--limit" in arguments(command)]
+    assert {("key", "list"), ("topic", "list"), ("workers", "list"), ("job", "list")} <= {*limited}
+    for path in limited:
+        assert main([*path, "--limit", limit]) == 2, path
+        assert capsys.readouterr().err.startswith("error: --limit: must be a whole number from 1 "), path
 
 
 def test_every_list_of_a_server_can_be_watched_and_limited(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from headgate.cli.configured import flag
 from headgate.domain.errors import InvalidInput
 from headgate.domain.limits import PAGE_MAX
 from headgate.domain.units import duration, duration_text
-from headgate.domain.validation import shown
+from headgate.domain.validation import check_integer, shown
 
 
 @Parameter(name="*")  # its fields are options of the command itself
@@ -84,7 +84,14 @@ Raw = Annotated[bool, Parameter(help="Send the payload bytes unchanged, without 
 Priority = Annotated[str, Parameter(help="A number, or a tier: bulk, normal, high, urgent.")]
 MaxAttempts = Annotated[int | None, Parameter(help="Maximum number of attempts. Default: the default of the topic.")]
 Tags = Annotated[str, Parameter(help="Tags to search by, separated by commas.")]
-Limit = Annotated[int, Parameter(help="Maximum number of entries.")]
+
+
+def _check_limit(_type: object, value: int) -> None:
+    """Raise InvalidInput: lists that are cut here would be empty, or without their last entries."""
+    check_integer(value, field="--limit", low=1, high=10**9)
+
+
+Limit = Annotated[int, Parameter(help="Maximum number of entries.", validator=_check_limit)]
 Topics = Annotated[str, Parameter(help="Topic, or a prefix such as `mail*`.")]
 Group = Annotated[str, Parameter(help="Error group, as shown by `headgate dead list`.")]
 Filter = Annotated[str, Parameter(help='Filter, for example `state:dead topic:mail* created:>2h error:"timed out"`.')]
