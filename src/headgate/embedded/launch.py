@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,15 +68,23 @@ class Launch:
     binaries: Binaries | None
 
     def join_or_launch(self, *, until: float, port: int | None = None) -> Endpoint:
+        reason = ""  # why the last attempt failed that was repeated: the one that time ends has none of its own
         while True:
             try:
                 if (endpoint := self._attempt(until=until, port=port)) is not None:
                     return endpoint
             except _EndedEarly as ended:
-                if not ended.temporary or time.monotonic() >= until:
-                    raise EmbeddedPostgresError(str(ended)) from None
+                reason = str(ended)
+                if not ended.temporary:
+                    raise EmbeddedPostgresError(reason) from None
+            except EmbeddedPostgresError as error:
+                if reason and time.monotonic() >= until:
+                    raise EmbeddedPostgresError(reason) from error
+                raise
             # A guardian without a server, or a stopping server, exits soon.
             if time.monotonic() >= until:
+                if reason:
+                    raise EmbeddedPostgresError(reason)
                 raise EmbeddedPostgresError(
                     f"{self.folder.home} is locked by a guardian whose server is not visible here: "
                     "is the folder in use by another container? Stop that one, or choose another "
@@ -249,8 +257,13 @@ def _wait_until_ready(folder: Folder, *, until: float, log_from: int) -> Endpoin
 
 
 def shut_down(folder: Folder, mode: Mode, *, until: float) -> None:
-    server = live_postmaster(folder.pgdata)
-    if server is not None:
+    """Stop the server, and also one whose start was not waited for and that is seen only now."""
+    signalled: set[int] = set()
+
+    def signal_new(server: Postmaster) -> None:
+        if server.pid in signalled:
+            return
+        signalled.add(server.pid)
         try:
             os.kill(server.pid, _SIGNALS[mode])
         except ProcessLookupError:
@@ -259,12 +272,16 @@ def shut_down(folder: Folder, mode: Mode, *, until: float) -> None:
             raise EmbeddedPostgresError(
                 f"not allowed to stop process {server.pid}, the server of {folder.home}"
             ) from problem
-    wait_until_gone(folder, until=until)
+
+    wait_until_gone(folder, until=until, on_live=signal_new)
 
 
-def wait_until_gone(folder: Folder, *, until: float) -> None:
+def wait_until_gone(folder: Folder, *, until: float, on_live: Callable[[Postmaster], None] = lambda _: None) -> None:
+    """Wait until neither a server nor its guardian is left; `on_live` is called as long as there is a server."""
     with FileLock(folder.guardian_lock) as lock:
-        while live_postmaster(folder.pgdata) is not None or not lock.try_exclusive():
+        while (server := live_postmaster(folder.pgdata)) is not None or not lock.try_exclusive():
+            if server is not None:
+                on_live(server)
             if time.monotonic() >= until:
                 raise EmbeddedPostgresError(
                     f"the server of {folder.home} is still stopping: clients may still be connected; "
