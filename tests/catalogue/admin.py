@@ -110,7 +110,7 @@ SCHEDULES = [
     Case(
         row=37,
         name="every 0 ms",
-        says=("every", "0:00:01"),
+        says=("every", "from 1s"),
         grpc=lambda _: ("ScheduleService/Put", _timing(every=SCHED.Every(interval_ms=0))),
         cli=("schedule", "put", "s", "mail", "--every", "0s"),
     ),

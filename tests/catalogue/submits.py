@@ -121,7 +121,7 @@ TIMES = [
         cli_says=("--at", "time zone", "Z for UTC"),
     ),
     new_job(27, "both a delay and a time", ("run_at_us", "delay_ms"), delay_ms=5, run_at_us=5),
-    new_job(27, "a delay of six years", ("delay", "1825 days"), delay_ms=6 * 365 * 86_400_000),
+    new_job(27, "a delay of six years", ("delay", "1825d"), delay_ms=6 * 365 * 86_400_000),
     new_job(27, "a negative delay", ("delay_ms", "0 or more"), delay_ms=-1),
 ]
 ATTEMPTS = [
@@ -190,7 +190,7 @@ KEYS = [
         sdk=Submit(options={"key": "k" * 1024}),
         cli=("submit", "mail", "--key", "k" * 1024),
     ),
-    new_job(32, "a window of a millisecond", ("key_window", "0:00:01 to 365 days"), key="k", key_window_ms=1),
+    new_job(32, "a window of a millisecond", ("key_window", "1s to 365d"), key="k", key_window_ms=1),
     new_job(32, "a window without a key", ("key_window", "needs a key"), key_window_ms=5_000),
     Case(
         row=33,

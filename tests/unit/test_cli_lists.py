@@ -135,5 +135,5 @@ def test_a_list_is_filtered_by_all_columns_and_then_cut(
 
     columns: Columns[str] = {"NAME": lambda one: one}
     more: Columns[str] = {"MORE": lambda one: f"hidden-{one}"}
-    show_list(None, read, "name", columns, name=str, empty="none", more=more, part=part, limit=limit)  # type: ignore[arg-type]
+    show_list(Shown(output="name"), read, columns, name=str, empty="none", more=more, part=part, limit=limit)
     assert capsys.readouterr().out.split() == shown

@@ -189,6 +189,7 @@ def test_a_measured_duration_has_its_two_largest_units(seconds: float, text: str
 def test_the_duration_of_a_setting_is_printed_as_options_accept_it(text: str) -> None:
     assert exact(values.duration(text, field="x")) == text
     assert exact(timedelta(minutes=120)) == "2h"
+    assert exact(timedelta(microseconds=999)) == "0.000999s"
 
 
 def test_wide_shows_tables_within_a_text_whole_on_a_narrow_terminal(

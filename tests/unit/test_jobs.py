@@ -103,7 +103,7 @@ def test_a_due_time_too_far_ahead_is_refused_once_the_clock_is_known() -> None:
         ({"priority": 2**31}, "priority", "2147483647"),
         ({"priority": "high"}, "priority", "'high'"),
         ({"priority": True}, "priority", "got True"),
-        ({"delay": -MINUTE}, "delay", "1825 days"),
+        ({"delay": -MINUTE}, "delay", "1825d"),
         ({"delay": 5}, "delay", "timedelta"),
         ({"delay": MINUTE, "run_at": NOON}, "run_at", "together with delay"),
         ({"run_at": datetime(2025, 11, 15)}, "run_at", "naive"),  # noqa: DTZ001
@@ -111,8 +111,8 @@ def test_a_due_time_too_far_ahead_is_refused_once_the_clock_is_known() -> None:
         ({"run_at": "tomorrow"}, "run_at", "datetime"),
         ({"deadline": datetime(2025, 11, 15)}, "deadline", "naive"),  # noqa: DTZ001
         ({"deadline": 5}, "deadline", "datetime with a time zone or a timedelta"),
-        ({"deadline": timedelta(0)}, "deadline", "0:00:00.001000"),
-        ({"deadline": timedelta(days=1826)}, "deadline", "1825 days"),
+        ({"deadline": timedelta(0)}, "deadline", "1ms"),
+        ({"deadline": timedelta(days=1826)}, "deadline", "1825d"),
         ({"deadline": datetime(1, 1, 1, tzinfo=UTC)}, "deadline", "2000-01-01"),
         ({"deadline": NOON, "run_at": NOON}, "deadline", "after the time the job is due"),
         ({"deadline": MINUTE, "delay": MINUTE}, "deadline", "after the time the job is due"),
@@ -125,7 +125,7 @@ def test_a_due_time_too_far_ahead_is_refused_once_the_clock_is_known() -> None:
         ({"tags": [""]}, "tags[0]", "1 to 100"),
         ({"key": ""}, "key", "1 to 255"),
         ({"key": "a\x00"}, "key", "U+0000"),
-        ({"key": "k", "key_window": timedelta(0)}, "key_window", "365 days"),
+        ({"key": "k", "key_window": timedelta(0)}, "key_window", "365d"),
         ({"key_window": MINUTE}, "key_window", "needs a key"),
         ({"new_id": 1}, "new_id", "bool"),
     ],

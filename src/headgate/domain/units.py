@@ -38,7 +38,9 @@ def size(text: str, *, field: str) -> int:
 
 def duration_text(span: timedelta) -> str:
     """A duration in its largest whole unit, as `duration` reads it."""
-    milliseconds = span // timedelta(milliseconds=1)
+    milliseconds, below = divmod(span, timedelta(milliseconds=1))
+    if below:  # no setting, but it may be refused as one
+        return f"{span.total_seconds():f}s"
     for unit in ("d", "h", "m", "s"):
         whole, rest = divmod(milliseconds, int(_SECONDS[unit] * 1000))
         if not rest and (whole > 1 or unit == "s" or (whole == 1 and unit != "m")):
@@ -56,7 +58,9 @@ def size_text(count: int) -> str:
 
 def exact(span: timedelta) -> str:
     """The duration of a setting in its largest whole unit, as options accept it: `250ms`, `30s`, `5m`, `36h`, `7d`."""
-    milliseconds = span // timedelta(milliseconds=1)
+    milliseconds, below = divmod(span, timedelta(milliseconds=1))
+    if below:  # no setting, but it may be refused as one
+        return f"{span.total_seconds():f}s"
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
         if milliseconds % size == 0 and (milliseconds or unit == "s"):
             return f"{milliseconds // size}{unit}"
