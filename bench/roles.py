@@ -32,7 +32,7 @@ def tell(cpu_before: float, **found: float) -> None:
 
 
 async def work(addresses: str, count: int, concurrency: int, prefetch: int, sessions: int = 1) -> None:
-    """Handle jobs that do nothing until `count` completions are acknowledged."""
+    """Handle jobs that do nothing until `count` completions are acknowledged; `prefetch` -1: as the SDK finds it."""
     hg = Headgate(addresses)
     handled = 0
 
@@ -42,7 +42,14 @@ async def work(addresses: str, count: int, concurrency: int, prefetch: int, sess
         del job
         handled += 1
 
-    workers = [hg.worker(concurrency=concurrency, prefetch=prefetch) for _ in range(sessions)]
+    def worker() -> Worker:
+        return (
+            hg.worker(concurrency=concurrency, prefetch=prefetch)
+            if prefetch >= 0
+            else hg.worker(concurrency=concurrency)
+        )
+
+    workers = [worker() for _ in range(sessions)]
     await work_until([hg], workers, count, found=lambda: {"handled": handled}, handled=lambda: handled)
 
 

@@ -238,6 +238,7 @@ FIGURES: Final = (
     ("claim_pages", "pages"),
     ("sweep", "jobs/s"),
     ("sweep_own_slots", "jobs/s"),
+    ("sweep_shared_ahead", "jobs/s"),
     ("backlog", "jobs/s"),
     ("instances", "jobs/s"),
     ("limits_used", ""),

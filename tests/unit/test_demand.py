@@ -39,6 +39,18 @@ def test_while_there_is_enough_each_session_gets_all_it_asked_for_in_turn() -> N
     assert demand.credit == 0
 
 
+def test_a_session_gets_a_whole_frame_by_the_next_claim_rather_than_the_rest_of_this_one() -> None:
+    demand, (a, b, c) = demand_of(450, 450, 450)
+    demand.saturated = True
+    assert demand.reserve(500) == [(a, 450)]
+    assert demand.reserve(500) == [(b, 450)]
+    assert demand.reserve(700) == [(c, 450)]
+    assert demand.credit == 0
+    demand, (a, b) = demand_of(300, 300)
+    demand.saturated = True
+    assert demand.reserve(500) == [(a, 300), (b, 200)], "most of a frame is given: claims must not become small"
+
+
 def test_a_session_that_is_full_is_passed_over_keeps_its_credit_and_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

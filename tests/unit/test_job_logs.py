@@ -151,15 +151,15 @@ def test_lines_of_many_jobs_are_sent_together_after_a_second() -> None:
     say(driver, first, "one", "two")
     driver.pass_time(0.9)
     say(driver, second, "three")
-    assert not driver.protocol.may_send
+    assert not driver.protocol.may_send(driver.now)
     assert driver.send() == []
     driver.pass_time(0.2)
-    assert driver.protocol.may_send
+    assert driver.protocol.may_send(driver.now)
     (frame,) = driver.send()
     assert not frame.HasField("beat")
     assert texts([frame]) == [["one", "two"], ["three"]]
     assert [(one.id, one.epoch, one.attempt) for one in frame.logs] == [(first.raw_id, 1, 1), (second.raw_id, 1, 1)]
-    assert not driver.protocol.may_send
+    assert not driver.protocol.may_send(driver.now)
 
 
 def test_numbers_continue_over_frames_and_begin_anew_in_the_next_attempt() -> None:

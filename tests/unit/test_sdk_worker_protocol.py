@@ -13,7 +13,9 @@ from headgate.sdk.outcomes import failure
 from headgate.sdk.worker import beats
 from headgate.sdk.worker import ledger as ledger_module
 from headgate.sdk.worker.beats import PROGRESS_SECONDS, RESEND_SECONDS
-from headgate.sdk.worker.protocol import DRAIN_SECONDS, RESEND_SOON_SECONDS
+from headgate.sdk.worker.held_job import STARTED, HeldJob
+from headgate.sdk.worker.protocol import DRAIN_SECONDS, GATHER_SECONDS, RESEND_SOON_SECONDS
+from headgate.sdk.worker.stale_jobs import STALE_SECONDS
 from headgate.sdk.worker.stop_sequence import FLUSH_SECONDS, UNWIND_SECONDS
 from headgate.sdk.worker.time_limits import UNWIND_SECONDS as TIMED_OUT_UNWIND_SECONDS
 from headgate.sdk.worker.timers import Timers
@@ -22,7 +24,7 @@ from tests.support.worker_protocol import Driver, held, ids_of, make_protocol, r
 
 PURE = [
     *("actions", "beats", "forced_outcomes", "held_job", "ledger", "outbox", "protocol", "read_ahead"),
-    *("stop_sequence", "stuck_slots", "time_limits", "timers"),
+    *("stale_jobs", "stop_sequence", "stuck_slots", "time_limits", "timers"),
 ]
 
 
@@ -40,6 +42,92 @@ def test_the_protocol_imports_neither_io_nor_clocks(name: str) -> None:
     forbidden = {"asyncio", "grpc", "random", "secrets", "socket", "threading", "time"} - allowed
     assert not {module.partition(".")[0] for module in imported} & forbidden
     assert not imported & {"headgate.sdk.rpc", "headgate.sdk.io_thread"}
+
+
+# --- jobs that wait here ---------------------------------------------------------------------------------------------
+
+
+def busy_reader(slots: int = 2, jobs: int = 6) -> tuple[Driver, list[HeldJob]]:
+    """A worker that has read ahead: it holds more jobs than it has slots, all given to the slots' queue."""
+    driver = Driver(make_protocol(slots=slots, prefetch=None, slots_queue=100))
+    driver.connect()
+    driver.send()
+    return driver, driver.deliver(*raw_ids(jobs))
+
+
+def test_outcomes_wait_for_others_while_jobs_wait_here() -> None:
+    driver, (first, second, *_) = busy_reader()
+    driver.finish(first)
+    assert not driver.protocol.may_send(driver.now)
+    assert driver.send() == []
+    driver.pass_time(GATHER_SECONDS / 2)
+    driver.finish(second)
+    assert driver.send() == []
+    driver.pass_time(GATHER_SECONDS / 2)
+    assert driver.protocol.may_send(driver.now)
+    (outcomes,) = driver.outcomes()
+    assert ids_of(outcomes) == [first.raw_id, second.raw_id]
+
+
+def test_outcomes_do_not_wait_when_the_last_job_has_ended() -> None:
+    driver, jobs = busy_reader()
+    driver.finish(jobs[0])
+    assert driver.send() == []
+    driver.finish(*jobs[1:])
+    (outcomes,) = driver.outcomes()
+    assert ids_of(outcomes) == [job.raw_id for job in jobs]
+    (again,) = driver.deliver(raw_ids(7)[-1])
+    driver.finish(again)
+    assert len(driver.outcomes()) == 1, "the timer of the first wait is over"
+
+
+def test_outcomes_do_not_wait_where_a_slot_is_free() -> None:
+    driver, (first, second) = busy_reader(jobs=2)
+    for job in (first, second):
+        driver.finish(job)
+        assert len(driver.outcomes()) == 1
+
+
+def test_outcomes_of_a_worker_that_stops_do_not_wait() -> None:
+    driver, (first, *_) = busy_reader()
+    driver.protocol.stop_sequence.begin(30.0, driver.now)
+    driver.finish(first)
+    (outcomes,) = driver.outcomes()
+    assert first.raw_id in ids_of(outcomes)
+
+
+def test_jobs_that_were_read_ahead_and_are_not_begun_in_time_go_back() -> None:
+    driver, jobs = busy_reader()
+    driver.unbegun = lambda: jobs[2:]
+    driver.pass_time(STALE_SECONDS * 0.9)
+    assert driver.outcomes() == []
+    driver.pass_time(STALE_SECONDS * 0.2)
+    (outcomes,) = driver.outcomes()
+    assert (ids_of(outcomes), kinds(outcomes)) == ([job.raw_id for job in jobs[2:]], ["abandon"] * 4)
+    assert [job.stage for job in jobs[:2]] == [STARTED, STARTED]
+    assert driver.protocol.ledger.credit() == 0
+    driver.pass_time(10 * STALE_SECONDS)
+    assert driver.outcomes() == []
+
+
+def test_jobs_that_are_begun_one_after_the_other_stay() -> None:
+    driver, jobs = busy_reader()
+    driver.unbegun = lambda: pytest.fail("taken back")
+    more = iter(raw_ids(30)[6:])
+    for _ in range(20):
+        driver.pass_time(STALE_SECONDS * 0.2)  # four wait: each for less than the bound
+        driver.finish(jobs.pop(0))
+        driver.send()
+        jobs += driver.deliver(next(more))
+
+
+def test_jobs_of_a_prefetch_of_the_users_own_stay() -> None:
+    driver = Driver(make_protocol(slots=2, prefetch=4, slots_queue=100))
+    driver.connect()
+    driver.send()
+    driver.deliver(*raw_ids(6))
+    driver.unbegun = lambda: pytest.fail("taken back")
+    driver.pass_time(10 * STALE_SECONDS)
 
 
 # --- credit and slots ------------------------------------------------------------------------------------------------
@@ -206,6 +294,19 @@ def test_a_lost_lease_stops_the_handler_sends_nothing_and_keeps_its_slot_until_i
     driver.finish(job)
     (frame,) = driver.send()
     assert (frame.HasField("outcomes"), frame.ready.count) == (False, 1)
+
+
+def test_a_job_that_was_cut_short_and_then_lost_is_not_handed_back() -> None:
+    driver = Driver(make_protocol(slots=2))
+    driver.connect()
+    driver.send()
+    first, second = driver.deliver(*raw_ids(2))
+    driver.protocol.stop_sequence.begin(0.0, driver.now)
+    driver.act()
+    driver.finish(first, outcome=failure("Cancelled", "stopped"))
+    driver.receive(lost=held(first))
+    driver.pass_time(UNWIND_SECONDS)
+    assert [ids_of(one) for one in driver.outcomes()] == [[second.raw_id]]
 
 
 def test_what_the_server_calls_lost_when_it_answers_hello_is_stopped() -> None:

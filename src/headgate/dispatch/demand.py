@@ -122,6 +122,9 @@ class Demand:
                 blocked += have
                 left = min(left, self.credit - blocked)
                 continue
+            if self.saturated and runs and left < have // 2 and session.ended is None:
+                self.sessions.appendleft(session)  # a whole frame by the next claim, not the rest of this one
+                break
             take = have if session.ended is not None else min(have, share, left)
             self.credit -= take
             session.credit[self] = have - take

@@ -51,7 +51,7 @@ LONG_LIST, LONG_LIST_SECONDS = 2_000, 0.9
 EXCUSED_SECONDS: Final = 10.0
 """For this time, and up to twice that, a worker may list jobs that it no longer holds: their receipts may be on their
 way to it. They are counted, not kept: that would be every job of the last seconds."""
-RECEIPTS_SECONDS, RECEIPTS_WAITING = 0.25, 8
+RECEIPTS_SECONDS, RECEIPTS_WAITING = 1.0, 8
 """How long receipts may wait for a frame of jobs to go with, and how many of them. A frame costs each side as much as
 ten or twenty jobs, so a worker that has jobs coming gets both in one (ADR 24)."""
 

@@ -51,6 +51,8 @@ class Ledger:
         self.held: dict[bytes, HeldJob] = {}
         self.outbox = Outbox()
         self.active = 0
+        self.delivered = 0
+        """How many jobs were ever taken in."""
         self.asked = 0
         self.resting = False
         """True: no more jobs are wanted; what still arrives is abandoned unstarted."""
@@ -68,6 +70,8 @@ class Ledger:
         self._concurrency, self._prefetch = concurrency, prefetch
         self._startable = concurrency + slots_queue
         self._ahead = ReadAhead()
+        self.reads_ahead = prefetch is None
+        """Whether `ReadAhead` finds how many jobs to hold beyond the slots; else the user has said it."""
         self._started = 0
         self._waiting: deque[HeldJob] = deque()  # bounded by the credit: what is delivered was asked for
 
@@ -79,6 +83,10 @@ class Ledger:
             return 0
         ahead = self._ahead.jobs if self._prefetch is None else self._prefetch
         return max(0, self._concurrency + ahead - self.active - self.asked)
+
+    def stalled(self, now: float) -> None:
+        """What was read ahead is not begun in time."""
+        self._ahead.stalled(now)
 
     def rest(self) -> None:
         """Want no more jobs."""
@@ -98,6 +106,7 @@ class Ledger:
         Raises ValueError if the arrays are not parallel: then nothing of the frame is taken.
         """
         new, replaced, deadlines = self._unpack(frame)
+        self.delivered += len(new)
         for job in new:
             self.held[job.raw_id] = job
             self.active += 1
@@ -209,7 +218,7 @@ class Ledger:
         if job.stage == FINISHED:
             return
         self._release(job)
-        self._ahead.finished(job.run_seconds or now - job.started_at, now)
+        self._ahead.finished(job.run_seconds or now - job.started_at, now, len(job.payload))
         if job.lost:
             self._note_unreported(job, outcome)
         elif outcome is not None and (not job.abandoned or isinstance(outcome, bytes)):
@@ -224,7 +233,8 @@ class Ledger:
         """The lease is another worker's. True if a handler runs that should be stopped; its outcome is not sent."""
         if self.held.get(job.raw_id) is job:
             del self.held[job.raw_id]
-        if job.stage == FINISHED:  # what was sent is answered by its receipt
+        if job.stage == FINISHED:
+            job.lost = not job.outcome_queued  # what was sent is answered by its receipt; nothing is sent any more
             return False
         job.lost = True
         if job.stage == STARTED:

@@ -50,6 +50,11 @@ class Outbox:
         """Whether something is to be sent, or sent again."""
         return bool(self._unsent or self._resend)
 
+    @property
+    def resending(self) -> bool:
+        """Whether something is to be sent again."""
+        return bool(self._resend)
+
     def add(self, job: HeldJob, outcome: Outcome) -> None:
         """Take one outcome for sending."""
         self._unsent.append((job, outcome))

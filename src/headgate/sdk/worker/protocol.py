@@ -22,6 +22,7 @@ from headgate.sdk.worker.held_job import STARTED, HeldJob
 from headgate.sdk.worker.job_logs import LineOutbox
 from headgate.sdk.worker.ledger import Ledger
 from headgate.sdk.worker.outbox import SentOutcomes
+from headgate.sdk.worker.stale_jobs import StaleJobs
 from headgate.sdk.worker.stop_sequence import StopSequence
 from headgate.sdk.worker.stuck_slots import LOOK_SECONDS, StuckSlots
 from headgate.sdk.worker.time_limits import TimeLimits
@@ -36,6 +37,8 @@ READY_MAX: Final = 100_000
 RESEND_SOON_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 30.0
 """How long to stay with a draining server that names no time."""
+GATHER_SECONDS: Final = 0.005
+"""How long outcomes wait for others while jobs wait here: a frame costs each side as much as ten or twenty jobs."""
 _APPLIED: Final = jobs.Receipt()
 
 
@@ -68,12 +71,14 @@ class WorkerProtocol:
         self._time_limits = TimeLimits(ledger, timers, self.actions)
         self.stop_sequence = StopSequence(ledger, timers, self.actions)
         self._stuck_slots = StuckSlots(settings.slots)
+        self._stale_jobs = StaleJobs(ledger, timers, self.actions, slots=settings.slots)
         self._resumed = False
         self._first_connected_at = 0.0
         self._stop_asked = False  # by an operator
         self.draining = False  # the server ends: connect elsewhere when what runs has ended
         self._drain_over = False
         self._topics_sent: tuple[str, ...] = ()
+        self._gathering = self._gathered = False  # outcomes wait for others; or have done so, and are to be sent
 
     # --- start --------------------------------------------------------------------------------------------------------
 
@@ -128,20 +133,32 @@ class WorkerProtocol:
             return self.actions.ended
         return self.actions.ended or self._drain_over or not (self.ledger.active or self.ledger.outbox.count)
 
-    @property
-    def may_send(self) -> bool:
+    def may_send(self, now: float) -> bool:
         """Whether `next_frame` may have something, or the stream is to end: a writer is not woken for nothing."""
         ledger = self.ledger
-        if (
-            self.beats.due
-            or self.beats.probe
-            or self.logs.due
-            or self.draining
-            or ledger.outbox.unsent
-            or self.actions.ended
-        ):
+        if self.beats.due or self.beats.probe or self.logs.due or self.draining or self.actions.ended:
+            return True
+        if (self._gathering or ledger.active > self._settings.slots) and self._gathers(now):
+            return False
+        if ledger.outbox.unsent:
             return True
         return ledger.asked > 0 if ledger.resting else ledger.credit() > 0
+
+    def _gathers(self, now: float) -> bool:
+        """Whether outcomes wait for those of the jobs that wait here: these keep the slots busy."""
+        ledger = self.ledger
+        if ledger.resting or self.draining or self.actions.ended or ledger.outbox.resending:
+            return False
+        if self._gathering:
+            return ledger.active > 0
+        if self._gathered or not ledger.outbox.unsent:
+            return False
+        self._gathering = True
+        self.timers.set("gather", now + GATHER_SECONDS, self._end_gathering)
+        return True
+
+    def _end_gathering(self, _now: float) -> None:
+        self._gathering, self._gathered = False, True
 
     # --- frames in ---------------------------------------------------------------------------------------------------
 
@@ -184,6 +201,8 @@ class WorkerProtocol:
         if deadlines:
             self._time_limits.delivered(deadlines, now)
         self._start_waiting(now)
+        if self.ledger.active > self._settings.slots:
+            self._stale_jobs.watch(now)
         if replaced:
             self._stop([job for job in replaced if self.ledger.lose(job)], now)
 
@@ -349,6 +368,12 @@ class WorkerProtocol:
     def next_frame(self, now: float) -> pb.WorkerFrame | None:
         """All there is to send now, in one frame; None if there is nothing."""
         ledger = self.ledger
+        if (
+            (self._gathering or ledger.active > self._settings.slots)
+            and not (self.beats.due or self.beats.probe or self.logs.due)
+            and self._gathers(now)
+        ):
+            return None
         frame, full = pb.WorkerFrame(), False
         if ledger.resting and ledger.asked:
             ledger.asked, ledger.quiet_unconfirmed = 0, True
@@ -361,6 +386,10 @@ class WorkerProtocol:
         if ledger.outbox.count:
             if ledger.outbox.fill(frame.outcomes, now=now):
                 full = True
+                self._gathered = False
+                if self._gathering:
+                    self._gathering = False
+                    self.timers.cancel("gather")
             else:
                 frame.ClearField("outcomes")
         if self.beats.due:

@@ -173,7 +173,7 @@ class WorkerStream:
     def _after_event(self) -> None:
         """Carry out what the protocol asks for, and wake the writer if it may have something to send."""
         self._act()
-        if self.protocol.may_send:
+        if self.protocol.may_send(time.monotonic()):
             self._wake.set()
 
     def _act(self) -> None:
