@@ -11,7 +11,7 @@ from bench.peers.peer import Store
 from bench.peers.plots import Row, bars
 from bench.peers.readme import README, readme_with
 from bench.peers.results import LARGE, SMALL, Entry, Figure, Rate, Results
-from bench.peers.standing import Standing, judged, spelled, standing, times
+from bench.peers.standing import Standing, judged, judged_among, spelled, standing, times
 from bench.peers.sweep import Sweep
 
 PAGE = Path("docs/benchmarks.md")
@@ -122,7 +122,7 @@ class Page:
     def _text(self) -> str:
         results, shown = self._results, {name: title(name) for name in order(self._results)}
         sections = (
-            page_notes.opening(results, self._measured, swept=bool(self._sweeps)),
+            page_notes.opening(results, self._measured, self._sweeps),
             self._verdicts(),
             self._losses(),
             self._pictures(),
@@ -146,10 +146,8 @@ class Page:
             others = {name: rate for name in self._measured if name != OURS and (rate := self._rate(name, lane, size))}
             if others and (ours := self._rate(OURS, lane, size)):
                 name = max(others, key=lambda one: others[one]["median"])
-                yield (
-                    f"| {words} | {spelled(ours, '/s')} | {title(name)}: {spelled(others[name], '/s')} | "
-                    f"{judged(ours, others[name])} |"
-                )
+                told = judged_among(ours, {title(one): rate for one, rate in others.items()}, title(name))
+                yield f"| {words} | {spelled(ours, '/s')} | {title(name)}: {spelled(others[name], '/s')} | {told} |"
         for words, value in PICKUP.items():
             theirs = {
                 name: value(self._entry(name))
@@ -159,16 +157,16 @@ class Page:
             if theirs and OURS in self._measured and "pickup" in self._entry(OURS):
                 name = min(theirs, key=lambda one: theirs[one]["median"])
                 mine = value(self._entry(OURS))
-                yield (
-                    f"| {words} | {spelled(mine, ' ms')} | {title(name)}: {spelled(theirs[name], ' ms')} | "
-                    f"{judged(mine, theirs[name], less_is_better=True)} |"
-                )
+                titled = {title(one): figure for one, figure in theirs.items()}
+                told = judged_among(mine, titled, title(name), less_is_better=True)
+                best = f"{title(name)}: {spelled(theirs[name], ' ms')}"
+                yield f"| {words}, on PostgreSQL | {spelled(mine, ' ms')} | {best} | {told} |"
         yield ""
         yield (
             "Rates are compared with every peer, pickup with every one on PostgreSQL. A figure is the "
             'median of the runs with the least and the most of them. "Ahead" and "behind" are said where the two '
-            'spreads do not overlap, "ahead" only with three runs of both; where they do overlap, it is "level". The '
-            "factor is that of the medians."
+            'spreads do not overlap, "ahead" only with three runs of both, and only if no other peer is level; where '
+            'they do overlap, it is "level". The factor is that of the medians.'
         )
         yield ""
 

@@ -22,7 +22,7 @@ def bold(name: str, title: str) -> str:
     return f"**{title}**" if name == "headgate" else title
 
 
-def opening(results: Results, measured: Sequence[str], *, swept: bool) -> Iterator[str]:
+def opening(results: Results, measured: Sequence[str], found: Mapping[str, Sweep]) -> Iterator[str]:
     """What was measured, on what, and what to hold against it."""
     yield "# Benchmarks"
     yield ""
@@ -31,10 +31,14 @@ def opening(results: Results, measured: Sequence[str], *, swept: bool) -> Iterat
     yield (
         "The same jobs (100 bytes, a handler that only counts) through Headgate and through what you might pick "
         "instead: public packages at pinned versions, each with "
-        f"{'the best settings that we found' if swept else 'settings that follow its own advice'}, on the same "
+        f"{'the best settings that we found' if found else 'settings that follow its own advice'}, on the same "
         "machine and the same PostgreSQL settings, or on a local Redis. `make bench-peers` repeats all of it."
     )
     yield ""
+    untried = [peer.title for peer in PEERS if peer.name in found and _tried(found[peer.name]) < 2]
+    if untried:
+        yield f"Of {', '.join(untried)} no other settings were tried: theirs follow their own advice."
+        yield ""
     machine = results["machine"]
     postgres = machine["postgres"]
     assert isinstance(postgres, dict)
@@ -59,7 +63,7 @@ def opening(results: Results, measured: Sequence[str], *, swept: bool) -> Iterat
         yield f"**Fewer than {FULL_ROUNDS} runs in some lane: {titles}. The tables say how many.**"
         yield ""
     missing = [peer.title for peer in PEERS if peer.name not in measured]
-    if not swept:
+    if not found:
         missing.append("other settings of each peer (the sweep)")
     if missing:
         yield f"**Not measured yet: {', '.join(missing)}.**"
@@ -99,6 +103,11 @@ def versions(results: Results, titles: Mapping[str, str]) -> Iterator[str]:
         found = ", ".join(f"{key} {value}" for key, value in entry["versions"].items())
         yield f"| {bold(name, title)} | {entry['measured']} | {found} | {entry['settings']} |"
     yield ""
+
+
+def _tried(sweep: Sweep) -> int:
+    """How many settings of a peer were measured."""
+    return sum(bool(trial["rates"]) for trial in sweep["trials"])
 
 
 def sweeps(found: Mapping[str, Sweep]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -46,6 +47,19 @@ def judged(ours: Figure, theirs: Figure, *, less_is_better: bool = False) -> str
         return str(found)
     words = f"{found}, {times(ours, theirs, less_is_better=less_is_better):.2f}×"
     return f"**{words}**" if found is Standing.BEHIND else words
+
+
+def judged_among(ours: Figure, theirs: Mapping[str, Figure], best: str, *, less_is_better: bool = False) -> str:
+    """As `judged` with the best of them by its median; but ahead only if we are ahead of every one of them."""
+    if standing(ours, theirs[best], less_is_better=less_is_better) is Standing.AHEAD:
+        others = [
+            name
+            for name, figure in theirs.items()
+            if standing(ours, figure, less_is_better=less_is_better) in (Standing.LEVEL, Standing.BEHIND)
+        ]
+        if others:
+            return f"level with {', '.join(others)}"
+    return judged(ours, theirs[best], less_is_better=less_is_better)
 
 
 def spelled(figure: Figure, unit: str = "") -> str:

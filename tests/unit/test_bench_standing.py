@@ -13,7 +13,7 @@ from bench.peers.lanes import Sizes
 from bench.peers.page_notes import is_plain
 from bench.peers.peer import Peer, Setting
 from bench.peers.results import Entry, Figure, Results, Round, figure, rate
-from bench.peers.standing import Standing, judged, spelled, standing
+from bench.peers.standing import Standing, judged, judged_among, spelled, standing
 from bench.peers.sweep import BULK, SINGLE, WORK, Sweep, Trial, best, choose, chosen, lanes_of
 
 
@@ -128,3 +128,10 @@ def test_without_go_river_is_not_measured_and_reports_it(monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     entry = command.measure("river", None, Sizes(), {})  # type: ignore[arg-type]  # not reached
     assert entry["missing"] == "not measured: no Go"
+
+
+def test_the_headline_says_ahead_only_if_no_other_peer_is_level() -> None:
+    best, overlapping, slow = runs(5, 6, 7), runs(2, 5, 9), runs(1, 1, 1)
+    assert judged_among(runs(8, 9, 10), {"best": best, "slow": slow}, "best") == "ahead, 1.50×"
+    assert judged_among(runs(8, 9, 10), {"best": best, "wide": overlapping}, "best") == "level with wide"
+    assert judged_among(runs(4, 5, 6), {"best": runs(9, 10, 11), "slow": slow}, "best") == "**behind, 0.50×**"
