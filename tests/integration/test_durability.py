@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -11,16 +12,22 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from headgate import embedded
 from headgate.dispatch import maintenance
 from headgate.domain.errors import StoreUnavailable
 from headgate.domain.ids import TenantName, TopicName
 from headgate.domain.jobs import Submission
+from headgate.embedded import launch
 from headgate.ops import readiness
 from headgate.server import Server, ServerOptions
 from headgate.store import preflight
+from headgate.store.connect import connect
 from headgate.store.dispatch_store import DispatchStore
+from headgate.store.migrate import migrate
+from headgate.testing.server import temporary_folder
 from tests.support.dispatch_waits import soon
 
+SMALL = {"shared_buffers": "32MB", "max_wal_size": "128MB", "min_wal_size": "32MB"}
 LANES = ("submit", "claim", "settle", "leases", "tick", "upkeep", "unblock", "schedule")
 
 
@@ -103,3 +110,41 @@ async def test_a_server_that_loses_its_durability_is_not_ready_acknowledges_noth
     await db.execute(f"UPDATE public.settings SET {setting} = 'on'")
     await soon(lambda: server.health.ready, "the server is ready again")
     await submit()
+
+
+async def test_a_reload_that_turns_fsync_off_under_a_running_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of its own, whose settings come from its file and not from its command line."""
+    from_file = {name: value for name, value in launch._DEFAULTS.items() if name not in ("fsync", "full_page_writes")}
+    monkeypatch.setattr(launch, "_DEFAULTS", from_file)
+    monkeypatch.setattr(maintenance, "DURABILITY_SECONDS", 0.2)
+    monkeypatch.setattr(readiness, "UNREADY_SECONDS", 0.2)
+    folder = temporary_folder()
+    thresholds = gc.get_threshold()
+    try:
+        with embedded.start(folder, settings=SMALL) as cluster:
+            db = await connect(cluster.dsn(), application_name="test")
+            await migrate(db)
+            one = Server(
+                ServerOptions(database_url=cluster.dsn(), port=0, dev=True, grace=timedelta(0), tick_seconds=0.2)
+            )
+            await one.start()
+            try:
+                for setting in ("fsync", "full_page_writes"):
+                    await db.execute(f"ALTER SYSTEM SET {setting} = off")
+                    await db.execute("SELECT pg_reload_conf()")
+                    await soon(lambda: not one.health.ready, f"not ready without {setting}")
+                    job = Submission(tenant=TenantName("default"), topic=TopicName("mail"), id=one.ids.next_id())
+                    with pytest.raises(StoreUnavailable, match=f"{setting} is off"):
+                        await one.store.submit(await one.store.fill([job]))
+                    await db.execute(f"ALTER SYSTEM RESET {setting}")
+                    await db.execute("SELECT pg_reload_conf()")
+                    await soon(lambda: one.health.ready, f"ready with {setting}")
+                    await one.store.submit(await one.store.fill([job]))
+                assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 2
+            finally:
+                await asyncio.wait_for(one.stop(drain=False), 60)
+                await db.close()
+                gc.unfreeze()
+                gc.set_threshold(*thresholds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

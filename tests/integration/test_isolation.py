@@ -33,7 +33,7 @@ async def queue(database: str, db: Connection) -> AsyncIterator[Queue]:
 
 
 async def sql(db: Connection, **options: Any) -> UUID:
-    casts = {"id": "uuid", "key": "text"}
+    casts = {"id": "uuid", "key": "text", "unique_key": "text", "on_conflict": "text"}
     more = "".join(f", {name} => ${n}::{casts[name]}" for n, name in enumerate(options, 1))
     made: UUID = await db.fetchval(f"SELECT headgate.submit('mail', 'x'::bytea{more})", *options.values())
     return made
@@ -206,3 +206,25 @@ async def test_a_unique_key_is_taken_at_read_committed_only(queue: Queue, db: Co
             async with db.transaction(isolation=level):
                 await application.submit(job)
     assert await queue.db.fetchval(COUNT) == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("on_conflict", ["keep", "replace", "reschedule"])
+async def test_an_application_takes_a_unique_key_at_read_committed_or_is_told_to(
+    queue: Queue, db: Connection, level: Level, on_conflict: str
+) -> None:
+    """In one snapshot, a job that has ended since would hold its key, and one that was made since would not."""
+    transaction = db.transaction(isolation=level)
+    await transaction.start()
+    await snapshot(db)
+    theirs = queue.job(unique=Unique(key="u"))
+    await queue.submit(theirs)
+    if level in SNAPSHOT_LEVELS:
+        with pytest.raises(asyncpg.PostgresError, match=r"unique_key, .* need READ COMMITTED") as caught:
+            await sql(db, unique_key="u", on_conflict=on_conflict)
+        assert (caught.value.sqlstate, caught.value.hint) == ("25000", "headgate code: isolation_level")
+        await transaction.rollback()
+    else:
+        assert await sql(db, unique_key="u", on_conflict=on_conflict) == theirs.id
+        await transaction.commit()
+    assert await db.fetchval("SELECT count(*) FROM headgate.jobs") == 1
