@@ -122,9 +122,9 @@ async def the_table_is_locked(world: World) -> None:
     longer=timedelta(minutes=3),
 )
 async def running_rows_are_locked(world: World) -> None:
-    """Someone holds two rows for half a lease (30 s of a minute's), while they are due for renewal.
+    """A session holds two rows for half a lease (30 s of a minute's), while they are due for renewal.
 
-    All renewals of their instance wait behind them, which half a lease is enough for: no one loses a lease.
+    The other leases of their instance are renewed meanwhile, these two afterwards: no lease is lost.
     """
     await add_worker(world, "w8", servers=["s1"])
     jobs = await hold(world, 6)
@@ -141,7 +141,14 @@ async def running_rows_are_locked(world: World) -> None:
     world.undo_at_heal("lock on rows", lock.heal)
     async with world.faulty("lock two running rows"):
         assert await lock.rows("SELECT id FROM headgate.jobs WHERE id = ANY ($1) ORDER BY id", jobs.ids[:2]) == 2
-        await asyncio.sleep(world.lease / 2)
+        held = time.monotonic()
+
+        async def others_renewed() -> bool:
+            return await _leases(world, jobs.ids[2:]) > granted
+
+        await eventually(others_renewed, "the others are renewed while the rows are locked", within=world.lease / 2)
+        assert await _leases(world, jobs.ids[:2]) == granted
+        await asyncio.sleep(max(0.0, held + world.lease / 2 - time.monotonic()))
         await lock.heal()
 
     async def renewed() -> bool:
