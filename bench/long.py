@@ -42,6 +42,8 @@ SHOWN = (
     "dead_jobs",
     "e2e_p99",
 )
+WORST = "e2e_worst_second"
+"""The p99 of the worst second of a minute: shown, since a median hides what is short."""
 
 
 async def passing(minutes: float, *, held: bool, rate: float = RATE) -> dict[str, object]:
@@ -74,12 +76,13 @@ async def passing(minutes: float, *, held: bool, rate: float = RATE) -> dict[str
 
 
 def by_minute(samples: Sequence[Sample], began: float) -> list[dict[str, float]]:
-    """The medians of each minute."""
+    """The medians of each minute, and its worst second."""
     minutes: dict[int, list[Sample]] = {}
     for sample in samples:
         minutes.setdefault(int((sample["at"] - began) // 60), []).append(sample)
     return [
         {name: round(statistics.median(column(part, name) or [math.nan]), 2) for name in SHOWN}
+        | {WORST: max(column(part, WORST), default=math.nan)}
         for part in minutes.values()
         if len(part) >= 3
     ]

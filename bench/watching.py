@@ -72,6 +72,7 @@ class Watch:
         recent = [line for worker in self.workers() for line in worker.since(now - EVERY_SECONDS - 1) if "p99" in line]
         if recent:
             found["e2e_p99"] = round(statistics.median(line["p99"] for line in recent), 1)
+            found["e2e_worst_second"] = round(max(line["p99"] for line in recent), 1)
             found["e2e_p50"] = round(statistics.median(line["p50"] for line in recent), 1)
         for name, processes in (("completed", self.workers()), ("acked", self.producers)):
             found[name] = sum(line.get("acked", 0) for one in processes for line in one.since(now - EVERY_SECONDS))
