@@ -47,12 +47,11 @@ from headgate.domain.identity import Identity, Scope
 from headgate.domain.ids import JobId, JobIdMaker, TenantName, TopicName
 from headgate.domain.jobs import Submission
 from headgate.domain.limits import SUBMIT_FLUSH_MAX_ROWS
-from headgate.domain.outcomes import Abandon
 from headgate.domain.states import State
 from headgate.store.reads import JobStore
-from tests.support.dispatch_waits import SOON
+from tests.support.dispatch_waits import SOON, soon
 from tests.support.dispatch_workers import Handler, Tracker, Worker
-from tests.support.epochs import RANGE, epochs_of
+from tests.support.epochs import epochs_of
 from tests.support.waiting import until_async
 from tests.support.watched_store import WatchedStore
 
@@ -299,9 +298,8 @@ class Instance:
 
     async def flushed(self) -> None:
         """Wait until everything handed to the outcome writer is committed."""
-        worker = await self.worker(f"flush-{len(self._workers)}")
-        await worker.report(self.ids.make(1)[0], RANGE + 1, Abandon())
-        worker.lose()
+        for writer in (self.outcomes.writer, self.unmatched.writer):
+            await soon(lambda writer=writer: not (writer.waiting_rows or writer._in_flight), "all is written")  # type: ignore[misc]
 
     def free(self) -> int:
         """Credit in the book."""

@@ -51,7 +51,7 @@ def busy_reader(slots: int = 2, jobs: int = 6) -> tuple[Driver, list[HeldJob]]:
     """A worker that has read ahead: it holds more jobs than it has slots, all given to the slots' queue."""
     driver = Driver(make_protocol(slots=slots, prefetch=None, slots_queue=100))
     driver.connect()
-    driver.send()
+    driver.protocol.ledger.asked = jobs + 10
     return driver, driver.deliver(*raw_ids(jobs))
 
 
@@ -102,8 +102,10 @@ def test_jobs_that_were_read_ahead_and_are_not_begun_in_time_go_back() -> None:
     driver.pass_time(STALE_SECONDS * 0.9)
     assert driver.outcomes() == []
     driver.pass_time(STALE_SECONDS * 0.2)
-    (outcomes,) = driver.outcomes()
-    assert (ids_of(outcomes), kinds(outcomes)) == ([job.raw_id for job in jobs[2:]], ["abandon"] * 4)
+    (frame,) = driver.send()
+    assert (ids_of(frame.outcomes), kinds(frame.outcomes)) == ([job.raw_id for job in jobs[2:]], ["abandon"] * 4)
+    assert frame.HasField("quiet"), "they must not come back here by credit that is out"
+    assert not frame.HasField("ready")
     assert [job.stage for job in jobs[:2]] == [STARTED, STARTED]
     assert driver.protocol.ledger.credit() == 0
     driver.pass_time(10 * STALE_SECONDS)

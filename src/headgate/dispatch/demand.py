@@ -104,10 +104,10 @@ class Demand:
         """Take up to `limit` credits out of the book, in runs: (session, how many), those that wait longest first.
 
         Each session gets an equal share of the limit, at least one; what others leave goes round again. While there is
-        plenty, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as twenty
-        jobs in it, so many sessions must not mean small frames. A session that has ended gets nothing: its stream may
-        take a while to notice, and what is claimed for it would only come back. One that is full gets nothing either:
-        it says when it takes jobs again.
+        enough for all, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as
+        twenty jobs in it, so many sessions must not mean small frames. A session that has ended gets nothing: its
+        stream may take a while to notice, and what is claimed for it would only come back. One that is full gets
+        nothing either: it says when it takes jobs again.
         """
         runs: dict[WorkerSession, int] = {}
         full: list[WorkerSession] = []

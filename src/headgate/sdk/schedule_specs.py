@@ -12,7 +12,7 @@ from headgate.domain.cron import check_zone, parse_cron
 from headgate.domain.errors import InvalidInput
 from headgate.domain.schedules import CatchUp, parse_catch_up, parse_overlap, parse_when_full
 from headgate.domain.timestamps import unix_us
-from headgate.domain.validation import check_aware, check_integer, shown
+from headgate.domain.validation import check_aware, check_integer, check_span, shown
 from headgate.sdk.options import PLAIN, JobOptions, Prepared, PriorityTier
 from headgate.sdk.outcomes import Seconds, delay_in_ms
 from headgate.wire import schedules_pb2 as pb
@@ -73,8 +73,7 @@ def timing(
         return pb.Timing(cron=pb.Cron(expression=cron, zone=zone))
     if every is not None:
         interval = delay_in_ms(every, field="every")
-        if interval < limits.EVERY_MIN // timedelta(milliseconds=1):
-            raise InvalidInput("every", f"must be at least {limits.EVERY_MIN}, got {shown(every)}")
+        check_span(timedelta(milliseconds=interval), field="every", low=limits.EVERY_MIN, high=limits.EVERY_MAX)
         start = 0 if anchor is None else unix_us(check_aware(anchor, field="anchor"))
         return pb.Timing(every=pb.Every(interval_ms=interval, anchor_us=start))
     if at is not None:

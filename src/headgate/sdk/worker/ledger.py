@@ -56,6 +56,8 @@ class Ledger:
         self.asked = 0
         self.resting = False
         """True: no more jobs are wanted; what still arrives is abandoned unstarted."""
+        self.withdrawing = False
+        """True: the credit that is out is to be taken back."""
         self.quiet_unconfirmed = False
         """True while jobs may still arrive although none are wanted: the server has not answered Quiet."""
         self.timed: set[HeldJob] = set()
@@ -85,8 +87,9 @@ class Ledger:
         return max(0, self._concurrency + ahead - self.active - self.asked)
 
     def stalled(self, now: float) -> None:
-        """What was read ahead is not begun in time."""
+        """What was read ahead is not begun in time: the credit for more of it is taken back."""
         self._ahead.stalled(now)
+        self.withdrawing = self.asked > 0
 
     def rest(self) -> None:
         """Want no more jobs."""
@@ -96,7 +99,7 @@ class Ledger:
     def new_stream(self) -> None:
         """Credit belongs to a stream: none is out, so nothing can arrive."""
         self.asked = 0
-        self.quiet_unconfirmed = False
+        self.quiet_unconfirmed = self.withdrawing = False
 
     # --- deliveries --------------------------------------------------------------------------------------------------
 

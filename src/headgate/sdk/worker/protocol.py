@@ -138,6 +138,8 @@ class WorkerProtocol:
         ledger = self.ledger
         if self.beats.due or self.beats.probe or self.logs.due or self.draining or self.actions.ended:
             return True
+        if ledger.withdrawing:
+            return True
         if (self._gathering or ledger.active > self._settings.slots) and self._gathers(now):
             return False
         if ledger.outbox.unsent:
@@ -375,8 +377,8 @@ class WorkerProtocol:
         ):
             return None
         frame, full = pb.WorkerFrame(), False
-        if ledger.resting and ledger.asked:
-            ledger.asked, ledger.quiet_unconfirmed = 0, True
+        if (ledger.resting and ledger.asked) or ledger.withdrawing:
+            ledger.asked, ledger.withdrawing, ledger.quiet_unconfirmed = 0, False, ledger.resting
             frame.quiet.SetInParent()
             full = True
         # Before the outcomes, and in the same frame: the server takes lines of jobs that are held.
