@@ -132,7 +132,7 @@ class Admin:
         reason: str = "",
         until: datetime | None = None,
     ) -> PauseInfo:
-        """Pause dispatch for a topic, your tenant, or everything (which needs the scope `admin`).
+        """Pause dispatch for a topic, your tenant, or everything (which needs the scope `system`).
 
         When this returns, no job of the target starts on any server, until `resume` or `until`. Jobs that run already
         go on; submits, retries and schedules go on and wait. Raises NotFound for a topic that does not exist.

@@ -21,7 +21,7 @@ _MS: Final = timedelta(milliseconds=1)
 
 
 class RetentionAdmin:
-    """The rules for topics that have none of their own. Both calls reach all tenants and need the scope `admin`."""
+    """The rules for topics that have none of their own. Both calls reach all tenants and need the scope `system`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
