@@ -28,13 +28,15 @@ from headgate.store.errors import DRIVER_ERRORS
 if TYPE_CHECKING:
     from headgate import JobHandle
 
-LOAD_SECONDS: Final = 14.0
+LOAD_SECONDS: Final = 2.5
+"""Of submits that are acknowledged, before each kill and after the last."""
+RECOVERY_SECONDS: Final = 30.0
 END_SECONDS: Final = 60.0
 SUBMITTERS: Final = 16
 PAUSE_SECONDS: Final = 0.025
 ACCOUNTS, REPORTS, CARDS = 60, 4, 2
-# When, as a part of the load.
-WORKER_AT, SERVER_AT, POSTGRES_AT = 0.2, 0.45, 0.7
+# Of 0.4 s each: reports run while all three processes are killed.
+PAGES_PER_SECOND: Final = 12
 
 
 @dataclass
@@ -44,15 +46,18 @@ class Load:
     acknowledged: list[UUID] = field(default_factory=list)
     reports: list[UUID] = field(default_factory=list)
     seconds: float = LOAD_SECONDS
-    until: float = 0.0
+    over: bool = False
+    """Set to end the submits."""
 
     async def submit(self) -> None:
-        """A few jobs of each kind, then short ones until the end, from several tasks."""
+        """A few jobs of each kind, then short ones until `over`, from several tasks."""
         from examples.demo import jobs  # its Headgate() reads HEADGATE_URL when it is made
 
         async with asyncio.TaskGroup() as tasks:
             for month in range(1, REPORTS + 1):
-                handle = await jobs.report.submit(f"month {month}", pages=max(2, round(self.seconds)))
+                handle = await jobs.report.submit(
+                    f"month {month}", pages=max(2, round(PAGES_PER_SECOND * self.seconds))
+                )
                 self.reports.append(handle.id)
                 self._note([handle])
             self._note([await jobs.card.submit(str(number)) for number in range(CARDS)])
@@ -66,13 +71,22 @@ class Load:
 
         await jobs.hg.close()
 
+    async def flow(self) -> None:
+        """Return once a submit that was sent after this call is acknowledged, and the load has run on for a while."""
+        # What the producer sent before may be acknowledged now: each submitter has at most one such submit.
+        after = len(self.acknowledged) + SUBMITTERS
+        until = time.monotonic() + RECOVERY_SECONDS
+        while len(self.acknowledged) <= after:
+            if time.monotonic() > until:
+                raise SystemExit(f"no new submit was acknowledged within {RECOVERY_SECONDS:.0f} s")
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(self.seconds)
+
     async def _orders(self, number: int) -> None:
         from examples.demo import jobs
 
-        while True:  # once at least, however busy the machine is
+        while not self.over:
             self._note([await jobs.order.submit(number)])
-            if time.monotonic() >= self.until:
-                return
             number += SUBMITTERS
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -115,13 +129,11 @@ class Reader:
 async def play(stage: Stage, view: View, load: Load) -> Verdict | None:
     """Submit, kill, wait for the end; None if jobs were still live when the time was over."""
     reader = Reader(stage.dsn)
-    began = time.monotonic()
-    load.until = began + load.seconds
-    give_up = load.until + END_SECONDS
     sending = asyncio.create_task(load.submit(), name="submit")
-    killing = asyncio.create_task(kill_all(stage, view, began, load.seconds), name="kill")
+    killing = asyncio.create_task(kill_all(stage, view, load), name="kill")
+    give_up: float | None = None
     try:
-        while time.monotonic() < give_up:
+        while give_up is None or time.monotonic() < give_up:
             # Before the snapshot: one that was taken before the last submit does not show its job.
             over = sending.done() and killing.done()
             snapshot = await reader.snapshot(load.reports)
@@ -129,6 +141,8 @@ async def play(stage: Stage, view: View, load: Load) -> Verdict | None:
             for task in (sending, killing):
                 if task.done():
                     task.result()  # an error in it ends the demo
+            if killing.done() and give_up is None:
+                give_up = time.monotonic() + END_SECONDS
             if over and snapshot is not None and not snapshot.total(final=False):
                 return await reader.verdict(load.acknowledged)
             await asyncio.sleep(0.15)
@@ -141,30 +155,37 @@ async def play(stage: Stage, view: View, load: Load) -> Verdict | None:
         await load.close()
 
 
-async def kill_all(stage: Stage, view: View, began: float, seconds: float) -> None:
-    """Kill a worker, the server and PostgreSQL, one after the other, and start each again."""
+async def kill_all(stage: Stage, view: View, load: Load) -> None:
+    """Kill a worker, the server and PostgreSQL, and start each again; each kill hits a load that flows.
 
-    async def at(part: float) -> None:
-        await asyncio.sleep(max(0.0, began + part * seconds - time.monotonic()))
+    Ends the load when submits were acknowledged after the last recovery.
+    """
 
-    await at(WORKER_AT)
+    def killed(pid: int, what: str, effect: str) -> None:
+        view.say(f"kill -9 {pid}: {what}, {len(load.acknowledged):,} acknowledged. {effect}", style="bold red")
+        view.say_bars()
+
+    await load.flow()
     pid = await asyncio.to_thread(stage.kill_worker, 1)
-    healed = f"Its jobs run again if it does not reconnect within {GRACE_SECONDS} s"
-    view.say(f"kill -9 {pid}: worker 1. {healed}", style="bold red")
+    killed(pid, "worker 1", f"Its jobs run again if it does not reconnect within {GRACE_SECONDS} s")
     pid = await asyncio.to_thread(stage.start_worker, 3)
     view.say(f"worker 3 started (pid {pid})", style="green")
 
-    await at(SERVER_AT)
+    await load.flow()
     pid = await asyncio.to_thread(stage.kill_server)
-    view.say(f"kill -9 {pid}: the server. Workers keep running their jobs, and submits wait", style="bold red")
+    killed(pid, "the server", "Workers keep running their jobs, and submits wait")
     pid = await asyncio.to_thread(stage.start_server)
     view.say(f"server ready again (pid {pid}); workers and producer reconnect", style="green")
 
-    await at(POSTGRES_AT)
+    await load.flow()
     pid = await asyncio.to_thread(stage.kill_postgres)
-    view.say(f"kill -9 {pid}: PostgreSQL. Nothing can be acknowledged until it is back", style="bold red")
+    killed(pid, "PostgreSQL", "Nothing can be acknowledged until it is back")
     await asyncio.to_thread(stage.restart_postgres)
     view.say(f"PostgreSQL has recovered (pid {stage.cluster.pid})", style="green")
+
+    await load.flow()
+    load.over = True
+    view.say(f"the producer ends, {len(load.acknowledged):,} acknowledged; what it submitted runs to its end")
 
 
 def set_up(stage: Stage, say: Callable[..., None]) -> None:
@@ -214,7 +235,7 @@ def summary(say: Callable[..., None], verdict: Verdict | None, *, next_steps: bo
 def main() -> int:
     """Set up, play, clean up. The exit code is 0 if nothing was lost."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=LOAD_SECONDS, help="how long jobs are submitted")
+    parser.add_argument("--seconds", type=float, default=LOAD_SECONDS, help="of load before each kill")
     parser.add_argument("--keep", action="store_true", help="leave the server and its dashboard open until Ctrl-C")
     given = parser.parse_args()
     console = Console()

@@ -1,4 +1,4 @@
-"""What the demo shows: bars that move on a terminal, one line a second elsewhere."""
+"""What the demo shows: bars that move on a terminal; elsewhere one line a second, and the bars at each kill."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class View:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live = Live(console=console, refresh_per_second=10) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._began = time.monotonic()
         self._next_line = 0.0
+        self._last: Snapshot | None = None
         self._log = ProducerLog(self)
 
     def __enter__(self) -> Self:
@@ -70,18 +71,27 @@ class View:
 
     def show(self, snapshot: Snapshot | None, acknowledged: int) -> None:
         """Show where the jobs are; None: the database cannot be read now."""
+        self._last = snapshot or self._last
         if self._live is not None:
             if snapshot is not None:
-                self._live.update(Group(Text(""), _bars(snapshot), _totals(snapshot, acknowledged)))
+                self._live.update(Group(Text(""), _bars(snapshot), _totals(snapshot, acknowledged)), refresh=True)
         elif self.elapsed >= self._next_line:
             self._next_line = self.elapsed + _LINE_SECONDS
             self.say("PostgreSQL does not answer" if snapshot is None else _totals(snapshot, acknowledged).plain)
+
+    def say_bars(self) -> None:
+        """Without a terminal: the bars as they are now, as lines that stay."""
+        if self._live is None and self._last is not None:
+            with self.console.capture() as drawn:
+                self.console.print(_bars(self._last))
+            for line in drawn.get().splitlines():
+                self.console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 def _bars(snapshot: Snapshot) -> Progress:
     bars = Progress(
         TextColumn("{task.description:<10}"),
-        BarColumn(34),
+        BarColumn(24),
         TextColumn("{task.completed:>5.0f} of {task.total:<5.0f}"),
         TextColumn("[dim]{task.fields[note]}[/]"),
     )

@@ -32,8 +32,11 @@ _VARIABLE: Final = (
     (r"\d[\d,.]*( ?(ms|s|m|h)\b)?", "N"),
     (r"[ \t]+", " "),  # columns are as wide as what they show
 )
-# Printed at some runs of the demo and not at others: by the second, and by what the producer notices of a kill.
-_SOMETIMES: Final = re.compile(r"submitted and acknowledged|producer: |PostgreSQL does not answer")
+# Printed at some runs of the demo and not at others: by the second, and by what the producer notices of a kill. Bars
+# differ in their lengths and notes.
+_SOMETIMES: Final = re.compile(
+    r"submitted and acknowledged|producer: |PostgreSQL does not answer|^(order|account|report|card| report N) .* of N"
+)
 
 
 def shape(screen: str) -> list[str]:
