@@ -432,6 +432,9 @@ def test_the_command_line_syncs_an_application(shell: Shell, tmp_path: Path) -> 
     (tmp_path / "again.py").write_text((tmp_path / "shop.py").read_text())
     assert shell.run("sync", "again:hg", "--source", "shop") == "unchanged  stock\n"
     (tmp_path / "empty.py").write_text("from headgate import Headgate\nhg = Headgate()\n")
+    (tmp_path / "third.py").write_text((tmp_path / "shop.py").read_text())
+    shown = shell.run("sync", "third:hg", "--source", "shop", "-o", "json")
+    assert json.loads(shown) == [{"name": "stock", "change": "unchanged"}]
     assert "no longer declared  stock" in shell.run("sync", "empty:hg", "--source", "shop")
     (tmp_path / "void.py").write_text((tmp_path / "empty.py").read_text())
     assert shell.run("sync", "void:hg", "--source", "shop", "--prune") == "deleted  stock\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -169,6 +170,17 @@ def test_a_forgotten_address_is_an_error_and_creates_no_database(shell: Shell, c
     assert error.startswith("error: HEADGATE_DATABASE_URL: is not set; set it, or pass --database-url")
     assert "--embedded" in error
     assert not (shell.folder / ".headgate").exists()
+
+
+def test_restore_fence_prints_what_it_did_in_each_format(shell: Shell, database: str) -> None:
+    given = ("restore-fence", "--database-url", database)
+    done = shell.run(*given, "-o", "json")
+    assert done.returncode == 0, done
+    shown = json.loads(done.stdout)
+    assert shown["database"].startswith('database "')
+    assert (shown["jobs"], shown["instances"]) == (0, 0)
+    assert "raised the epochs of 0 live jobs" in shell.run(*given).stdout
+    assert shell.run(*given, "-o", "name").stdout == "", "nothing has a name"
 
 
 def test_asked_to_it_migrates_the_embedded_database_and_stops_it_again(shell: Shell) -> None:

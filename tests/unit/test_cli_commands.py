@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +21,8 @@ DATABASE = {("dev",), ("doctor",), ("migrate",), ("restore-fence",), ("serve",)}
 PROFILES = {("profile", name) for name in ("list", "login", "remove", "show", "use")}
 LOCAL = {*DATABASE, *PROFILES, ("completion",), ("config", "show"), ("init",), ("version",)}
 """Commands that call no server."""
-_SHOWN = {*PROFILES, ("config", "show"), ("doctor",), ("migrate",), ("version",)}
-SILENT = {*LOCAL - _SHOWN, ("worker",), ("schedule", "sync"), ("top",), ("topic", "export"), ("export",)}
+_SHOWN = {*PROFILES, ("config", "show"), ("doctor",), ("migrate",), ("restore-fence",), ("version",)}
+SILENT = {*LOCAL - _SHOWN, ("worker",), ("top",), ("topic", "export"), ("export",)}
 """Commands that list and show nothing, or print a file (--format)."""
 
 
@@ -63,6 +65,16 @@ def test_server_database_and_format_are_chosen_in_the_same_way_everywhere(found:
         assert ({"--output", "-o"} <= names) == (path not in SILENT), path
         if path not in SILENT:
             assert given["--output"].get_choices() == FORMATS, path
+
+
+def test_the_reference_names_the_commands_without_a_format_and_without_a_server() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
+
+    def named(before: str, after: str) -> set[str]:
+        return set(re.findall(r"`([^`]+)`", page.partition(before)[2].partition(after)[0]))
+
+    assert named("`-o` is an option of all commands but", ". ") == {" ".join(path) for path in SILENT}
+    assert named("options of all commands that call a server: all but", "[Conf") == {path[0] for path in LOCAL}
 
 
 def test_every_list_can_be_filtered_limited_and_watched(found: dict[tuple[str, ...], App]) -> None:

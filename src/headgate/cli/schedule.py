@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Final, cast
@@ -48,6 +48,7 @@ from headgate.domain.redaction import Redaction
 from headgate.sdk import Headgate
 from headgate.sdk.admin import ScheduledRun, ScheduleInfo
 from headgate.sdk.schedule_specs import ScheduleOptions
+from headgate.sdk.schedules import SyncReport
 
 schedule = App(name="schedule", help="Create, show and change schedules.")
 Name = Annotated[str, Parameter(help="Schedule name.")]
@@ -84,6 +85,17 @@ RUNS: Final[Columns[ScheduledRun]] = {
     "OCCURRENCE": lambda run: run.occurrence,
     "STATE": lambda run: run.state,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """A schedule of `schedule sync`, and what became of it."""
+
+    name: str
+    change: str
+
+
+_UNDECLARED: Final = "no longer declared"
 
 
 @schedule.command(name="list")
@@ -285,6 +297,7 @@ def sync_command(
         str, Parameter(help="Name of the declaring application. Default: `app` of the object, else the module's.")
     ] = "",
     prune: Annotated[bool, Parameter(help="Delete schedules of this application that are no longer declared.")] = False,
+    output: Output = "table",
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Store the schedules that an application declares.
@@ -293,17 +306,21 @@ def sync_command(
     """
     from headgate.cli.worker import load
 
-    async def act() -> None:
+    async def act() -> SyncReport:
         async with load(app, server) as hg:
-            report = await hg.sync_schedules(source=source, prune=prune)
-        for change, names in (("stored", report.changed), ("unchanged", report.unchanged), ("deleted", report.deleted)):
-            for name in names:
-                print(f"{change}  {name}")
-        if not prune:
-            for name in report.removed:
-                print(f"no longer declared  {name}  (--prune deletes it)")
+            return await hg.sync_schedules(source=source, prune=prune)
 
-    asyncio.run(act())
+    report = asyncio.run(act())
+    changes = {"stored": report.changed, "unchanged": report.unchanged, "deleted": report.deleted}
+    if not prune:
+        changes[_UNDECLARED] = report.removed
+    synced = [Synced(name=name, change=change) for change, names in changes.items() for name in names]
+    if for_people(output):
+        print_lines(
+            f"{one.change}  {one.name}{'  (--prune deletes it)' if one.change == _UNDECLARED else ''}" for one in synced
+        )
+    else:
+        print_list(synced, output, {}, name=lambda one: one.name, empty="")
 
 
 def schedule_lines(info: ScheduleInfo) -> list[str]:
