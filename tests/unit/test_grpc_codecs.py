@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
@@ -19,7 +20,9 @@ from headgate.api.grpc.peers import PeerStreams, TooManyStreams, address_of
 from headgate.api.grpc.submit_codec import submission_of
 from headgate.api.grpc.worker_service import WorkerService
 from headgate.domain.backoff import RetryPolicy
-from headgate.domain.errors import InvalidInput, Overloaded
+from headgate.domain.dispatching import Settled
+from headgate.domain.errors import LOCKED_OUTCOME, InvalidInput, Overloaded
+from headgate.domain.states import Receipt
 from headgate.sdk.ids import new_id_maker
 from headgate.wire import bulk_pb2, jobs_pb2, producer_pb2, worker_pb2
 
@@ -28,6 +31,14 @@ IDS = [new_id_maker().next_id() for _ in range(4)]
 
 def uuids(raw: Any) -> list[UUID]:
     return [UUID(bytes=bytes(one)) for one in raw]
+
+
+def test_a_locked_outcome_has_one_text_on_all_transports() -> None:
+    answer = worker_codec.receipt(0, Settled(receipt=Receipt.LOCKED))
+    assert answer.message == LOCKED_OUTCOME
+    source = Path(worker_codec.__file__).parents[2]
+    texts = [file.name for file in sorted(source.rglob("*.py")) if "locked this job;" in file.read_text()]
+    assert texts == ["errors.py"]
 
 
 def logged(*lines: jobs_pb2.LogLine, job_id: bytes | None = None) -> list[Any]:

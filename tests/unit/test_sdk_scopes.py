@@ -51,8 +51,8 @@ def texts(node: ast.AST, *path: str) -> Iterator[tuple[str, str]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant) and isinstance(child.value, str):
             yield ".".join(path), child.value
-        named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        yield from texts(child, *path, *([child.name] if named else []))
+        named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name
+        yield from texts(child, *path, *([named] if named else []))
 
 
 def found() -> dict[str, set[str]]:

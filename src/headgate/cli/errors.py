@@ -172,12 +172,17 @@ def print_warning(text: str) -> None:
 
 def usage_text(error: CycloptsError) -> str:
     """Return one line for an error of the command-line parser."""
+    from difflib import get_close_matches
+
     from cyclopts import MissingArgumentError, UnknownCommandError, UnusedCliTokensError
 
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         words = _OTHER_WORDS.get(" ".join(error.command_chain or ()), {})
-        if (known := words.get(error.unused_tokens[0])) is not None:
-            return f'unknown command "{error.unused_tokens[0]}"; did you mean "{known}"?'
+        word = error.unused_tokens[0]
+        # Also misspelt, unless the parser knows a command that is near.
+        near = [word] if word in words or "Did you mean" in str(error) else get_close_matches(word, words, n=1)
+        if known := [words[one] for one in near if one in words]:
+            return f'unknown command "{word}"; did you mean "{known[0]}"?'
     if isinstance(error, UnusedCliTokensError):
         given = " ".join(error.unused_tokens or [])
         return f'unexpected "{given}" after "{" ".join(error.command_chain or [])}"'

@@ -274,6 +274,10 @@ class RowLocked(StoreBusy):
     locked = True
 
 
+LOCKED_OUTCOME: Final = "another transaction has locked this job; nothing is decided yet: send it again in a moment"
+"""Of an outcome or a heartbeat, on all transports."""
+
+
 class TooSlow(StoreBusy):
     """What was asked looks at more than the database can in the time there is; asking for less of it helps."""
 

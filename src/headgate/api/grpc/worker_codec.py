@@ -15,7 +15,7 @@ from headgate.dispatch.ports import TopicFacts
 from headgate.dispatch.session_rules import Beat, Extension, Hello, OutcomeFrame, Progress, check_outcome_count
 from headgate.domain import limits
 from headgate.domain.dispatching import Settled
-from headgate.domain.errors import HeadgateError, InvalidInput, TooLarge
+from headgate.domain.errors import LOCKED_OUTCOME, HeadgateError, InvalidInput, TooLarge
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.ids import ID_BYTES
 from headgate.domain.job_logs import LINES_MAX, AttemptLines, LogLevel, LogLine, log_line
@@ -28,7 +28,6 @@ from headgate.wire import jobs_pb2, worker_pb2
 Uuids: TypeAlias = Callable[[Sequence[bytes]], list[UUID]]
 """Turns many ids of 16 bytes into UUIDs at once."""
 _NO_RULE: Final = -1
-_LOCKED: Final = "not written yet: another transaction has locked this job; send the outcome again in a moment"
 
 
 def hello_of(hello: worker_pb2.Hello, uuids: Uuids) -> Hello:
@@ -334,7 +333,7 @@ def receipt(index: int, settled: Settled | HeadgateError | None) -> jobs_pb2.Rec
         code=jobs_pb2.ReceiptCode.ValueType(int(settled.receipt)),
         state=state_of(settled.state),
         run_at_us=at_us(settled.run_at),
-        message=_LOCKED if settled.receipt is Receipt.LOCKED else "",
+        message=LOCKED_OUTCOME if settled.receipt is Receipt.LOCKED else "",
     )
 
 

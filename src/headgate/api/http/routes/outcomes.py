@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -29,12 +29,11 @@ from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import PathId, post
 from headgate.dispatch.delivery import Answer
 from headgate.domain import limits
-from headgate.domain.errors import HeadgateError, InvalidInput, NotFound, RowLocked, StaleLease
+from headgate.domain.errors import LOCKED_OUTCOME, HeadgateError, InvalidInput, NotFound, RowLocked, StaleLease
 from headgate.domain.outcomes import Abandon, Completed, ErrorInfo, Failed, Nack, Outcome, Snooze
 from headgate.domain.states import Receipt, State
 
 TAG = ["work"]
-LOCKED: Final = "another transaction has locked this job; nothing is decided yet: send it again in a moment"
 ReceiptName = Literal["applied", "duplicate", "stale", "unknown", "locked", "invalid"]
 Epoch = Annotated[
     int, msgspec.Meta(ge=0, le=limits.EPOCH_MAX, description="Of the claim: an outcome of another one is stale.")
@@ -248,7 +247,7 @@ async def _one(
     if answer is not None and answer.receipt is Receipt.STALE:
         raise StaleLease(job_id, epoch=data.epoch, state="" if answer.state is None else answer.state.label)
     if answer is not None and answer.receipt is Receipt.LOCKED:
-        raise RowLocked(LOCKED)
+        raise RowLocked(LOCKED_OUTCOME)
     return _receipt(job_id, data.epoch, answer)
 
 

@@ -19,12 +19,12 @@ from headgate.api.http.codec import Input, Output, content
 from headgate.api.http.handover import HandoverResponse
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_logs import LogLinesIn, attempts_of
-from headgate.api.http.routes.outcomes import LOCKED, TAG, Epoch
+from headgate.api.http.routes.outcomes import TAG, Epoch
 from headgate.api.http.routing import PathId, post
 from headgate.dispatch.delivery import Delivery
 from headgate.dispatch.ports import TopicFacts
 from headgate.domain import limits
-from headgate.domain.errors import RowLocked, StaleLease
+from headgate.domain.errors import LOCKED_OUTCOME, RowLocked, StaleLease
 from headgate.domain.headers import deadline_us_of, made_by, of_caller
 from headgate.domain.progress import progress_values
 
@@ -222,7 +222,7 @@ async def extend_lease(request: ApiRequest, job_id: PathId, data: JSONBody[Heart
         found = await request.cases.jobs.get(request.caller, job_id)
         raise StaleLease(job_id, epoch=data.epoch, state=found.state.label)
     if renewed.code == "locked":
-        raise RowLocked(LOCKED)
+        raise RowLocked(LOCKED_OUTCOME)
     return renewed
 
 
