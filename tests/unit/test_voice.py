@@ -1,7 +1,7 @@
 """Plain technical English: the glossary defines each term once, and readers never meet a word that has to be guessed.
 
-Checked are the documentation (without code), the help texts of the CLI, error messages, log events, and the pages and
-scripts of the dashboard.
+Checked are the documentation (without code), the help texts of the CLI, error messages, log events, the pages and
+scripts of the dashboard, and the comments and docstrings of the source, SQL included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import io
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ hand back; hands back; held up; hold up; holds up; in good order; as many as you
 comes back from the dead; beyond any calendar; all the same; its own affair; the caller's affair; who cannot know
 cannot live with; stands in the; stands still; stood still; at its feet; under its feet; in nobody's way; deals out
 dealt out; goes on; going on; went on; is said; says so; it says; to no avail; of its own accord; the truth; by hand
-wakes up to; room for; is gone; are gone
+wakes up to; room for; is gone; are gone; skin; skins; manieth
 """
 _BANNED = re.compile(
     r"\b(?:" + "|".join(re.escape(one.strip()) for one in re.split(r"[;\n]", BANNED) if one.strip()) + r")\b",
@@ -89,6 +90,48 @@ def page_texts() -> Iterator[tuple[str, str]]:
                 yield f"{file.relative_to(SOURCE)}:{node.lineno}", node.value
 
 
+def docstrings_and_comments(file: Path) -> Iterator[tuple[int, str]]:
+    """The line and the text of each."""
+    text = file.read_text()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(value))):
+                yield node.lineno, value
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    yield from blocks((one.start[0], one.line, one.string) for one in tokens if one.type == tokenize.COMMENT)
+
+
+def sql_comments(file: Path) -> Iterator[tuple[int, str]]:
+    """The same of a file of SQL."""
+    text = file.read_text()
+    lines = enumerate(text.splitlines(), 1)
+    yield from blocks((number, line, line[line.index("--") :]) for number, line in lines if "--" in line)
+    for comment in re.finditer(r"/\*.*?\*/", text, flags=re.DOTALL):
+        yield text.count("\n", 0, comment.start()) + 1, comment[0]
+
+
+def blocks(comments: Iterable[tuple[int, str, str]]) -> Iterator[tuple[int, str]]:
+    """Comments, given with their line; consecutive lines without code are one text, since a phrase may span two."""
+    first, last, text = 0, -1, ""
+    for number, line, comment in comments:
+        if number == last + 1 and line.strip() == comment.strip():
+            text += " " + comment.lstrip("#- ")
+        else:
+            yield first, text
+            first, text = number, comment
+        last = number
+    yield first, text
+
+
+def source_texts() -> Iterator[tuple[str, str]]:
+    """All comments and docstrings of the source with their places; generated modules are not read."""
+    for file in sorted((*SOURCE.rglob("*.py"), *SOURCE.rglob("*.sql"))):
+        if SOURCE / "wire" not in file.parents:
+            read = sql_comments if file.suffix == ".sql" else docstrings_and_comments
+            for line, text in read(file):
+                yield f"{file.relative_to(SOURCE)}:{line}", re.sub(r"\s+", " ", text)
+
+
 def found(text: str) -> list[str]:
     return [match[0] for match in _BANNED.finditer(text)]
 
@@ -131,4 +174,11 @@ def test_no_log_event_uses_a_banned_word() -> None:
 def test_no_page_of_the_dashboard_uses_a_banned_word() -> None:
     texts = list(page_texts())
     assert len([place for place, _ in texts if place.endswith(".html")]) > 50
+    assert [(place, words) for place, text in texts if (words := found(text))] == []
+
+
+def test_no_comment_and_no_docstring_uses_a_banned_word() -> None:
+    texts = list(source_texts())
+    assert len(texts) > 5_000
+    assert len([place for place, _ in texts if ".sql:" in place]) > 500
     assert [(place, words) for place, text in texts if (words := found(text))] == []

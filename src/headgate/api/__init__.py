@@ -1,1 +1,1 @@
-"""Skins: what the outside speaks. A skin translates, delegates and decides nothing."""
+"""Adapters for transports. An adapter translates, delegates and decides nothing."""

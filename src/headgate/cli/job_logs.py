@@ -90,7 +90,7 @@ def _show(lines: Iterable[LogLine], output: str, mask: Callable[[str], str], *, 
 
 
 def with_gap_rows(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Lines for people: with one that says so where some were left out."""
+    """Lines for people: with a notice where some were left out."""
     for one in lines:
         if one.left_out:
             said = f"… {one.left_out:,} {'line was' if one.left_out == 1 else 'lines were'} left out"

@@ -1,1 +1,1 @@
-"""The verbs a client may ask for. gRPC, REST, web and CLI are skins over these; a rule found in a skin moves here."""
+"""The verbs a client may ask for. gRPC, REST, web and CLI are adapters over these; rules found there move here."""

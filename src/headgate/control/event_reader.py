@@ -181,7 +181,7 @@ class EventReader(SharedReader):
     async def _offer(
         self, streams: Sequence[Subscription], events: Mapping[int, Sequence[StreamEvent]], position: Position
     ) -> None:
-        """Offer a page: chosen once for equal streams, and with room for others between two choices."""
+        """Offer a page: chosen once for equal streams, and other tasks run between two choices."""
         groups: defaultdict[Choice, list[Subscription]] = defaultdict(list)
         for one in streams:
             groups[one.choice].append(one)

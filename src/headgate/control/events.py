@@ -1,12 +1,12 @@
 """Streams of events: what each of them sends, from which position on, and how it ends (ADR 42).
 
 The reader looks twice a second for what was committed since, and only while there are streams. A stream that begins at
-an earlier position reads the pages up to now by itself, and goes on with what the reader has put into its queue
+an earlier position reads the pages up to now by itself, and continues with what the reader has put into its queue
 meanwhile; events that it has read already are left out.
 
 Completions are no rows of their own in the history of jobs: instances note them only while some stream wants them, and
 for ten minutes after. So a stream that wants them is open when all instances do, and one that comes back later than
-that is told of the gap.
+that gets an event for the gap.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Events:
         return may_see(one.call.identity, item.event)
 
     def _check(self, one: Subscription) -> None:
-        """Raises why the stream ends. A token that has other topics now goes on with those."""
+        """Raises why the stream ends. A token that has other topics now continues with those."""
         if self._draining.is_set():
             raise ShuttingDown("this instance is shutting down; connect to another one")
         if one.call.changed.is_set():

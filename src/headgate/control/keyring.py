@@ -5,7 +5,7 @@
 - Known keys are read again when the version of the keys has changed, which is asked every two seconds. So a revoked or
   narrowed key ends what it has open within five seconds on every instance, without any notification.
 - While the database is away, known keys stay valid as they were for UNCHECKED_MAX_SECONDS; then they are refused with
-  `credentials_unavailable` until it is back. Unknown keys are refused so at once. Expiry goes on without the database.
+  `credentials_unavailable` until it is back. Unknown keys are refused so at once. Expiry works without the database.
 """
 
 from __future__ import annotations

@@ -103,11 +103,11 @@ class Demand:
     def reserve(self, limit: int) -> list[tuple[WorkerSession, int]]:
         """Take up to `limit` credits out of the book, in runs: (session, how many), those that wait longest first.
 
-        Each session gets an equal share of the limit, at least one; what others leave goes round again. While there is
-        enough for all, each gets all it asked for, and the next claim serves those behind it: a frame costs as much as
-        twenty jobs in it, so many sessions must not mean small frames. A session that has ended gets nothing: its
-        stream may take a while to notice, and what is claimed for it would only come back. One that is full gets
-        nothing either: it says when it takes jobs again.
+        Each session gets an equal share of the limit, at least one; shares that are not used are divided again. While
+        `saturated`, each gets all that it asked for, and the next claim serves the sessions after it: a frame costs as
+        much as twenty jobs in it, so many sessions must not mean small frames. A session that has ended gets nothing:
+        its stream may notice later, and jobs claimed for it would be returned. A full session gets nothing either: it
+        reports when it takes jobs again.
         """
         runs: dict[WorkerSession, int] = {}
         full: list[WorkerSession] = []

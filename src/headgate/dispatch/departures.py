@@ -1,4 +1,4 @@
-"""Workers that are gone and did not say so: for people who look at the list of workers and miss one.
+"""Workers that disconnected without stopping: for people who look at the list of workers and miss one.
 
 A worker that stops asks for no more jobs and closes its stream: it is not kept here. One whose connection is lost, that
 was silent for too long, or whose session was ended for another reason is kept until it connects again, for an hour at
@@ -25,7 +25,7 @@ _EXPECTED: Final = (ClosedByWorker, Superseded, ShuttingDown)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A worker that is gone."""
+    """A worker that disconnected."""
 
     tenant_no: int
     worker_id: str

@@ -19,7 +19,7 @@ from headgate.domain.job_logs import AttemptLines, LineBuffer
 log = logging.getLogger("headgate.dispatch")
 MOST_LINES: Final = 5_000
 MOST_BYTES: Final = 2_097_152
-"""Lines of one tenant that wait to be written. So many a second are stored of it at most."""
+"""Lines of one tenant that wait to be written. Also the maximum that is stored per second."""
 LINES_AT_ONCE: Final = 1_000
 """In one statement, or as many as one attempt has: tenants take turns by these."""
 

@@ -191,7 +191,7 @@ class PullWorkers:
         self._added.set()
 
     def run_once(self) -> int:
-        """Forget leases that are over and workers that are gone; returns how many workers are left."""
+        """Forget leases that are over and workers that no longer call; returns how many workers are left."""
         now = self._now()
         for worker in self:
             session = worker.session

@@ -55,7 +55,7 @@ class Scanner:
         self._stopped = False
 
     def wake(self) -> None:
-        """Scan what is due; every tick of a second says so."""
+        """Scan what is due; called by every tick of a second."""
         now = asyncio.get_running_loop().time()
         if self.topics.is_due(now, apart=True) or self.floors.is_due(now, apart=True):
             self._woken.set()

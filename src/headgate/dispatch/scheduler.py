@@ -110,7 +110,7 @@ class Scheduler:
 
 
 def plan_all(due: Due) -> tuple[list[Firing], list[tuple[DueSchedule, HeadgateError]]]:
-    """Plan each by itself: one that cannot be planned (its zone is gone) does not stall the rest."""
+    """Plan each by itself: one that cannot be planned (its zone was removed) does not stall the rest."""
     plans: list[Firing] = []
     failed: list[tuple[DueSchedule, HeadgateError]] = []
     for schedule in due.schedules:

@@ -36,7 +36,7 @@ class SessionForgotten(SessionEnded):
 
 
 class ConnectionLost(SessionEnded):
-    """The worker's end of the stream is gone."""
+    """The worker's end of the stream is closed."""
 
     code = "connection_lost"
 

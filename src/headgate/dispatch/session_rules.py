@@ -42,7 +42,7 @@ FEW_TOPICS, TOPICS_PER_SECOND = 64, 10_000
 the event loop a millisecond or two. Workers name the same topics each time, and do not wait."""
 MAX_CREDIT: Final = 100_000
 LONGEST_MS: Final = 10 * 365 * 86_400_000
-"""A process counts as connected for ten years at most, whatever it says: times stay within the calendar."""
+"""A process counts as connected for ten years at most, whatever it reports: times stay within the calendar."""
 LOST_AT_ONCE: Final = 1_000
 """Jobs that one beat is answered to be lost because they are not known here. What is listed again is answered again."""
 

@@ -70,7 +70,7 @@ def _expires(one: Due) -> float:
 
 
 def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
-    """How much of `total` each gets: all the same, but none more than it wants.
+    """How much of `total` each gets: equal shares, but none more than it wants.
 
     What cannot be divided goes to the first of them, one each.
     """

@@ -1,6 +1,6 @@
 """A cron expression in words: `*/15 9-17 * * 1-5` is "every 15 minutes, from 09:00 to 17:59, on Monday to Friday".
 
-Made from the parsed expression, so that it says what will happen and not what the text looks like. Pure: no clock.
+Made from the parsed expression, so that it describes what will happen and not the text. Pure: no clock.
 """
 
 from __future__ import annotations

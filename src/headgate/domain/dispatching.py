@@ -99,7 +99,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """What a worker must learn about a job it holds: the lease is gone, or a cancel was requested.
+    """What a worker must learn about a job it holds: the lease is lost, or a cancel was requested.
 
     Skipped: another transaction holds the row, so it is neither renewed nor lost; ask again.
     """

@@ -104,7 +104,7 @@ class EgressRules:
         return cls(networks=(*allowed, *(LOOPBACK if dev else ())), plain_http=plain_http or dev, ports=chosen)
 
     def target(self, url: object, *, field: str = "url") -> Target:
-        """The parts of a URL. Raises InvalidInput: what it says about the address itself is for `refusal`."""
+        """The parts of a URL. Raises InvalidInput: what the text says about the address itself is for `refusal`."""
         text = check_text(url, field=field, high=URL_MAX_CHARS)
         if unsafe := _UNSAFE.search(text):
             raise InvalidInput(

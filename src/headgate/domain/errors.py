@@ -1,6 +1,6 @@
 """Every error Headgate raises on purpose: one tree, a stable code each, a sentence that says what to do.
 
-`code` is public and never changes its meaning; the skins (gRPC, REST, CLI) map it to a status in one table each.
+`code` is public and never changes its meaning; the adapters (gRPC, REST, CLI) map it to a status in one table each.
 A subclass without a `code` of its own does not exist: tests/unit/test_errors.py checks that codes are unique.
 
 Texts go back to the sender of the input, and into logs. So those that may repeat input are cut here, where they are

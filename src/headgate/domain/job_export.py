@@ -2,7 +2,7 @@
 
 A payload stands in its line byte for byte, so that importing it submits the same job. Values of secret keys are masked,
 unless asked otherwise, and `masked` names them: such a line cannot be imported. `masked` is empty in every other line,
-so that a payload that really contains `•••` can be told from a masked one.
+so that a payload that really contains `•••` can be distinguished from a masked one.
 """
 
 from __future__ import annotations

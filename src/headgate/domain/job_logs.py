@@ -1,6 +1,6 @@
 """Log lines of jobs: what a handler logged while it ran, bounded by line and by attempt (ADR 51).
 
-Workers count the lines of an attempt from 1. That number orders them, whatever clocks say, and a gap in it says how
+Workers count the lines of an attempt from 1. That number orders them, whatever clocks say, and a gap in it shows how
 many lines were left out: by the worker, by a server that was busy, or because the attempt has more than is kept.
 """
 
@@ -21,7 +21,7 @@ from headgate.domain.validation import check_integer, clean_text
 LINE_MAX_BYTES: Final = 4_096
 """Of one line in UTF-8; what is cut off is counted."""
 _MARK_BYTES: Final = 44
-"""Room for the count of what is missing."""
+"""Bytes for the count of what is missing."""
 FIRST_LINES, FIRST_BYTES = 50, 16_384
 NEWEST_LINES, NEWEST_BYTES = 150, 49_152
 """Of an attempt its first lines are kept, and its newest ones: 200 lines and 64 KiB together. add_log_lines_v1.sql has

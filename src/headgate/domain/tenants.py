@@ -1,4 +1,4 @@
-"""Quotas of tenants: how much one tenant may submit, keep and have open, so that it leaves room for others (ADR 47).
+"""Quotas of tenants: how much one tenant may submit, keep and have open, so that it leaves capacity to others (ADR 47).
 
 A quota that is not set for a tenant has the default of the installation. Pure: no clock, no I/O.
 """

@@ -121,7 +121,7 @@ class WorkerView:
     quiet: bool = False
     standby: Sequence[str] = ()  # of the topics: those of which it waits for a place, and gets no jobs
     running: Sequence[RunningJob] = ()
-    client: str = ""  # its program and version, as it says
+    client: str = ""  # its program and version, as it reports them
     pull: bool = False  # it has no stream: it makes calls
     connected_at: datetime | None = None
     seen_at: datetime | None = None  # when anything last came from it
@@ -134,7 +134,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorker:
-    """A worker that is gone, and did not say so. `holding`: jobs that it had then."""
+    """A worker that disconnected without stopping. `holding`: jobs that it had then."""
 
     worker: str
     instance: str = ""

@@ -1,4 +1,4 @@
-"""The child's side of `supervisor`: the start message, the signal to listen, and an exit when the parent is gone."""
+"""The child's side of `supervisor`: the start message, the signal to listen, and an exit when the parent has ended."""
 
 from __future__ import annotations
 

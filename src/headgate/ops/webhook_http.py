@@ -29,7 +29,7 @@ CONNECT_SECONDS: Final = 5.0
 TOTAL_SECONDS: Final = 10.0
 """From the name to the end of the answer: a receiver stores the event and answers, and does its work afterwards."""
 RESPONSE_MAX_BYTES: Final = 65_536
-"""More of a body is not read; its status counts all the same."""
+"""More of a body is not read; its status still counts."""
 HEADER_MAX_BYTES: Final = 16_384
 ERROR_MAX_CHARS: Final = 500
 

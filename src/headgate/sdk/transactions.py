@@ -1,8 +1,8 @@
 """Submitting in a transaction of the user's own: `task.submit_in(connection, ...)`.
 
 The job is written by the SQL function `headgate.submit_returning`, over the user's connection: it exists if and only if
-the user's transaction commits. No server takes part; PostgreSQL wakes the servers at the commit (ADR 33). What is said
-of one job travels as three parameters: topic, payload, and all options as JSON, which each driver takes alike.
+the user's transaction commits. No server takes part; PostgreSQL wakes the servers at the commit (ADR 33). A job is
+passed as three parameters, the same for each driver: topic, payload, and all options as JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shape of a call, checked once per call and never per row.
 
-What stands in the rows was checked when they were made; should a row be wrong anyway, the driver's encoder or the
+Values of rows were checked when these were made; should a row be wrong anyway, the driver's encoder or the
 database refuses it, and errors.py names the argument.
 """
 

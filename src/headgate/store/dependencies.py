@@ -76,7 +76,7 @@ async def add(
     asked: Sequence[Dependencies],
     stale: Sequence[bool],
 ) -> dict[int, tuple[int, UUID]]:
-    """Write what new jobs depend on; by index, what stands in the way of some (see add_dependencies_v1)."""
+    """Write what new jobs depend on; by index, what prevents some (see add_dependencies_v1)."""
     unique = [(ord_, one.unique.key) for ord_, one in enumerate(asked, 1) if one.unique is not None]
     parents = [(ord_, parent) for ord_, one in enumerate(asked, 1) for parent in one.depends_on]
     batches = [(ord_, one.batch) for ord_, one in enumerate(asked, 1) if one.batch is not None]

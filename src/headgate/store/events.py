@@ -194,7 +194,7 @@ class EventStore:
         return events, until if cut is None else until.cut(cut)
 
     async def _topics_of(self, db: Connection, rows: Sequence[Any]) -> dict[tuple[int, UUID], str]:
-        """The topics of jobs, by tenant and job; without those that are gone."""
+        """The topics of jobs, by tenant and job; without those that were removed."""
         found: dict[tuple[int, UUID], str] = {}
         for tenant_no in {row[2] for row in rows}:
             ids = list({row[6] for row in rows if row[2] == tenant_no})

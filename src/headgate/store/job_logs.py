@@ -55,7 +55,7 @@ async def add_log_lines(db: Connection, tenant_no: int, attempts: Sequence[Attem
 async def forget_log_lines(
     db: Connection, after: tuple[int, UUID] = BEGINNING, *, limit: int = LOOKED_AT_ONCE
 ) -> tuple[int, tuple[int, UUID]]:
-    """Of the next `limit` jobs with lines, forget those of jobs that are gone: how many, and where to go on."""
+    """Of the next `limit` jobs with lines, forget those of removed jobs: how many, and where to continue."""
     with translating(writing=True):
         ((tenant_no, job_id, forgotten),) = await db.fetch(FORGET, *after, limit)
     return forgotten, BEGINNING if tenant_no is None else (tenant_no, job_id)

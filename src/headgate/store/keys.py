@@ -1,7 +1,7 @@
 """API keys: digests, rights, and how they change. A change and its audit entry are one transaction.
 
 Servers ask for the version of the keys, and read the keys that they know when it has changed. A trigger counts it up
-(keys_changed_v1), so a change by hand counts as well.
+(keys_changed_v1), so a change in SQL counts as well.
 """
 
 from __future__ import annotations

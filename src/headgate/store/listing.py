@@ -4,7 +4,7 @@ primary keys hold it.
 Two steps, repeated: choose the next ids from the narrowest order there is (the jobs of a tag, a schedule or a unique
 key, those that ended badly, those that run, else all), then look them up by key and apply every filter. A page looks at
 a bounded number of ids. A filter that matches little therefore gives short pages, even empty ones, each with a cursor
-that goes on; a cursor of None is the only sign of the end.
+that continues; a cursor of None is the only sign of the end.
 """
 
 from __future__ import annotations

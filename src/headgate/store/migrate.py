@@ -37,7 +37,7 @@ from headgate.store.advisory_locks import MIGRATION
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load, read
-from headgate.store.migration_guard import require_nobody_they_break
+from headgate.store.migration_guard import require_no_broken_server
 from headgate.store.migration_state import Plan, compare, read_applied
 from headgate.store.roles import apply_roles, naming_missing_rights, require_rights_to_serve, roles_due
 from headgate.store.sql_text import Statement
@@ -100,7 +100,7 @@ async def migrate(
     Raises MigrationFailed naming file, line and reason; SchemaMismatch if the database is newer than this release can
     work with; MissingRights if this user cannot change the schema. Steps that were applied before the failure stay; run
     it again to continue. Waits for another runner as long as that one takes. `break_running` applies even a step that
-    servers running now cannot live with.
+    servers running now are not compatible with.
     """
     if connection.is_in_transaction():
         raise ValueError("migrate() commits step by step: it cannot run inside a transaction of its caller")
@@ -136,7 +136,7 @@ class _Runner:
         applied: list[Migration] = []
         while pending := await self._pending():
             if not self._break_running:
-                await require_nobody_they_break(self._connection, pending)
+                await require_no_broken_server(self._connection, pending)
             migration = pending[0]
             if migration.transactional:
                 done = await self._in_transaction(migration)
@@ -287,7 +287,7 @@ def _failure(migration: Migration, statement: Statement, error: Exception) -> Ex
         line = statement.line_of(int(error.position))
     translated = translate(error, writing=True)
     if isinstance(translated, OutcomeUnknown):
-        # No doubt remains here: a step that was cut off before its commit is gone, and the next run looks first.
+        # The outcome is known here: a step without its commit was rolled back, and the next run checks first.
         translated = StoreUnavailable(str(error))
     if isinstance(translated, StoreUnavailable):
         return StoreUnavailable(

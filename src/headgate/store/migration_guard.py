@@ -17,7 +17,7 @@ SEEN_SECONDS = 5
 _SHOWN = 5
 
 
-async def require_nobody_they_break(connection: Connection, pending: Sequence[Migration]) -> None:
+async def require_no_broken_server(connection: Connection, pending: Sequence[Migration]) -> None:
     """Raise MigrationFailed if instances live that could not work on the schema after one of these steps.
 
     All that is pending at once, so that a refusal leaves everything as it was.

@@ -113,7 +113,7 @@ def _policy_refused(quota: int) -> QuotaExceeded:
     )
 
 
-def _nobody(_tenant_no: int, _name: str, _no: int) -> None:
+def _ignore_topic(_tenant_no: int, _name: str, _no: int) -> None:
     """No demand waits for topics."""
 
 
@@ -138,7 +138,8 @@ class Names:
         self._policies_by_no: dict[int, RetryPolicy] = {DEFAULT_POLICY_NO: DEFAULT_POLICY}
         self.seen = "1:1:"  # the snapshot of the last refresh: this one shows nothing
         self._looks = self._taken = 0  # refreshes begun, and the newest of them that was taken over
-        self.on_topic: Callable[[int, str, int], None] = _nobody  # a topic is known from now on: tenant, name, number
+        self.on_topic: Callable[[int, str, int], None] = _ignore_topic
+        """A topic is known from now on: tenant, name, number."""
         # Of the few topics that have such a rule; nearly always empty, which is all that others pay for it.
         self.schemas: dict[int, dict[str, str]] = {}  # by tenant and name: the JSON Schema of payloads
         self.payload_sizes: dict[int, dict[str, int]] = {}  # by tenant and name: bytes

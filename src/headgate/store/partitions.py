@@ -53,7 +53,7 @@ SELECT to_date(right(c.relname, 8), 'YYYYMMDD'), true
  WHERE i.inhparent = 'headgate.archive'::regclass AND c.relname ~ '^archive_[0-9]{8}$' AND right(c.relname, 8) < $1
  ORDER BY 1
     ON CONFLICT (day) DO UPDATE SET leaving = true WHERE NOT r.leaving"""
-# With whether clearing has begun: payloads of its first jobs are gone, so it is dropped whatever the rules say now.
+# With whether clearing has begun: payloads of its first jobs were removed, so it is dropped whatever the rules say now.
 DETACHED: Final = """
 SELECT c.relname, c.relname IN (SELECT 'archive_' || to_char(r.day, 'YYYYMMDD') FROM headgate.retention_days r
                                  WHERE r.rules = 'whole')

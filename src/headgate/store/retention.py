@@ -225,7 +225,7 @@ async def _small_things(db: Connection, chunk: int) -> tuple[int, bool]:
 async def forget_batches(
     db: Connection, after: tuple[datetime, UUID] = _BEGINNING, *, limit: int = CHUNK
 ) -> tuple[int, tuple[datetime, UUID]]:
-    """Of the next `limit` sealed batches, forget those whose jobs are gone: how many, and where to go on next time."""
+    """Of the next `limit` sealed batches, forget those whose jobs were removed: how many, and where to continue."""
     check_integer(limit, field="limit", low=1, high=100_000)
     async with transaction(db):
         with translating(writing=True):

@@ -36,7 +36,7 @@ class UnreadableSqlError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One statement without its semicolon; `line` (from 1) is where its first word stands in the whole text."""
+    """One statement without its semicolon; `line` (from 1) is the line of its first word in the whole text."""
 
     text: str
     line: int

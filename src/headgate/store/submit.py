@@ -71,7 +71,7 @@ async def submit(db: Connection, rows: object) -> dict[int, SubmitAnswer]:
     answers: dict[int, SubmitAnswer] = {}
     rounds = _rounds(flush)
     for nth, indexes in enumerate(rounds):
-        # The first copy of an id is committed by the time the next is sent, so that one is a resend whatever it says.
+        # The first copy of an id is committed by the time the next is sent, so that one is a resend in any case.
         part = flush if len(rounds) == 1 else flush.pick(indexes, resent=nth > 0)
         for index, answer in (await _or_refused(part, _submit(db, part), first=nth == 0)).items():
             answers[indexes[index]] = answer
@@ -212,7 +212,7 @@ async def _add_and_write(db: Connection, flush: SubmitFlush) -> tuple[dict[int, 
     if left:
         part = flush.pick(left)
         for at, index in enumerate(left):
-            if index in noted:  # submitted before: without dependencies, its id is not new whatever it says
+            if index in noted:  # submitted before: without dependencies, its id is not new in any case
                 replace_value(part.flags, at, 0)
                 part.resent_indexes = sorted({*part.resent_indexes, at})
         exceptions = await answers_of(db, part, await db.fetch(SUBMIT, *submit_arguments(part)))

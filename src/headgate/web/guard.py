@@ -83,7 +83,7 @@ class PageGuard:
             try:
                 session, identity = await self._cases.web_sessions.identify(secret)
             except (Unauthenticated, TokenRevoked):
-                pass  # a route that needs a login says so
+                pass  # a route that needs a login is declared so
             else:
                 return Visitor(
                     cookie=secret, secure=secure, identity=identity, session=session, preferences=preferences

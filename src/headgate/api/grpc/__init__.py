@@ -1,1 +1,1 @@
-"""The gRPC skin: servicers, codec (wire ⇄ domain), the table of statuses."""
+"""The gRPC adapter: servicers, codec (wire ⇄ domain), the table of statuses."""

@@ -93,7 +93,7 @@ def text_of(error: HeadgateError) -> str:
 def retry_info(status: grpc.StatusCode, text: str, wait_ms: int) -> bytes:
     """A google.rpc.Status with a RetryInfo, which gRPC clients of any language know how to read.
 
-    Written by hand: two messages of three fields do not justify a dependency.
+    Not generated: two messages of three fields do not justify a dependency.
     """
     seconds, rest = divmod(wait_ms, 1000)
     delay = _field(1, seconds) + _field(2, rest * 1_000_000)  # google.protobuf.Duration: seconds, nanos

@@ -29,7 +29,7 @@ from headgate.domain.redaction import Redaction
 from headgate.sdk import Headgate
 
 AWAY_SECONDS: Final = 1.5
-"""After so long without an answer the screen says so. The call continues, and its answer ends the message."""
+"""After so long without an answer the screen shows a message. The call continues, and its answer ends the message."""
 RETRY_SECONDS: Final = 1.0
 """After a call that has failed."""
 

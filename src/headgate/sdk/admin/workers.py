@@ -67,7 +67,7 @@ class WorkerInfo:
     quiet: bool
     standby: tuple[str, ...] = ()  # of the topics: those it gets no jobs of, since their max_consumers is reached
     running: tuple[RunningJob, ...] = ()
-    client: str = ""  # its program and version, as it says
+    client: str = ""  # its program and version, as it reports them
     pull: bool = False  # it has no stream, but makes calls
     connected_at: datetime | None = None
     seen_at: datetime | None = None  # when anything last came from it; of other servers only while it is silent
@@ -84,7 +84,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorker:
-    """A worker that is gone without having stopped. `holding`: jobs that it had; they run again elsewhere."""
+    """A worker that disconnected without stopping. `holding`: jobs that it had; they run again elsewhere."""
 
     worker: str
     instance: str

@@ -40,7 +40,7 @@ class Calls:
         self._rotation = Rotation(addresses, chance=random.Random())  # noqa: S311 -- jitter, not a secret
         self._channel: grpc.aio.Channel | None = None
         self._uses: Counter[grpc.aio.Channel] = Counter()
-        """How many calls are under way on each channel. To close one would cancel them, whoever waits for them."""
+        """How many calls are under way on each channel. Closing a channel cancels all its calls."""
         self._closed = False
 
     async def get(

@@ -33,8 +33,8 @@ its outcome is acknowledged, and every beat and every Hello lists all that is he
 - A cancel is asked for: the flag at once; the task is cancelled after a grace, or at once if the handler takes no Job.
 - A handler ignores its cancellation: said once (`did_not_stop`), and its slot stays taken; a process is ended. All
   slots taken like that: said once (`all_slots_stuck`); beats go on, nothing more is asked for.
-- A handler runs over its time limit: stopped as by a cancellation, Failed; what cannot be stopped is Failed all the
-  same, and its slot stays taken until it ends.
+- A handler runs over its time limit: stopped as by a cancellation, Failed. One that cannot be stopped is Failed as
+  well, and its slot stays taken until it ends.
 - A child process dies: Failed, with the way it died; a new one for the next job. We die: our children end.
 - A handler raises, SystemExit included: Failed; the worker lives. The error is logged once the server has answered,
   with what follows, or at the end of the worker if it never did.

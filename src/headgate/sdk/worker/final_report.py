@@ -1,4 +1,4 @@
-"""The last outcomes of a worker, reported by unary calls because its stream is gone or does not answer."""
+"""The last outcomes of a worker, reported by unary calls because its stream has ended or does not answer."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Child:
         except BROKEN:
             pass
         if self._busy:
-            os._exit(1)  # the parent is gone, and with it the lease: what the handler does is for nothing
+            os._exit(1)  # the parent has ended and its lease is lost: the result of the handler is discarded
         self._inbox.put(None)
         time.sleep(EXIT_SECONDS)
         os._exit(0)
@@ -176,7 +176,7 @@ class Child:
             with self._lock:
                 self._pipe.send(message)
         except OSError:
-            return  # the parent is gone; the reader ends this process
+            return  # the parent has ended; the reader ends this process
         finally:
             if handler:
                 self._shielded = False

@@ -81,7 +81,7 @@ class Log(msgspec.Struct, frozen=True, array_like=True, tag=True):
 ToChild: TypeAlias = Run | Cancel | Stop
 ToParent: TypeAlias = Begun | Progress | Extend | Done | Log
 BROKEN: Final = (EOFError, OSError, msgspec.MsgspecError)
-"""Errors when the other end is gone, or sends what it should not."""
+"""Errors when the other end is closed, or sends what it should not."""
 
 
 class Pipe(Generic[Received]):
@@ -92,7 +92,7 @@ class Pipe(Generic[Received]):
         self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(accepts)
 
     def send(self, message: ToChild | ToParent) -> None:
-        """Raises OSError when the other end is gone, ValueError for a message that is too large."""
+        """Raises OSError when the other end is closed, ValueError for a message that is too large."""
         raw = msgspec.msgpack.encode(message)
         if len(raw) > MESSAGE_MAX_BYTES:
             raise ValueError(f"{len(raw)} bytes are too many for one message")

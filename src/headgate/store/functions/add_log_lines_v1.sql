@@ -54,7 +54,7 @@ BEGIN
         RETURNING 1)
     SELECT count(*) INTO v_stored FROM stored;
     -- Of the newest 100 epochs of a job: it can be snoozed or given back without end. Epochs count up by one within a range
-    -- of 1,024 (ADR 19), so there are 100 as soon as the number within the range says so, and older ranges are older.
+    -- of 1,024 (ADR 19), so there are 100 as soon as the number within the range is that high, and older ranges are older.
     IF EXISTS (SELECT FROM unnest(v_epochs) AS e WHERE e & 1023 > 100) THEN
         DELETE FROM headgate.job_logs d
          USING (SELECT g.ctid FROM unnest(v_owners, v_epochs) AS o(n, epoch)

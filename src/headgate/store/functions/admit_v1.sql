@@ -93,7 +93,7 @@ BEGIN
           FROM unnest(v_got) AS g(id) GROUP BY 2;
     END IF;
     IF coalesce(cardinality(v_got), 0) < coalesce(cardinality(v_ids), 0) THEN
-        -- Picked but not locked: another session has it, or it is gone. It must not block the others.
+        -- Picked but not locked: another session has it, or it was removed. It must not block the others.
         DELETE FROM headgate.limit_line w
          WHERE w.tenant_no = tenant_ AND w.job_id = ANY (v_ids)
            AND NOT EXISTS (SELECT FROM headgate.jobs j

@@ -32,7 +32,7 @@ BEGIN
                        substring(int8send((extract(epoch FROM now_) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
                        52, 1), 53, 1), 'hex')::uuid AS new_id,
                    q.topic_no, coalesce(q.priority, a.priority) AS priority,
-                   coalesce(a.payload, p.payload, '') AS payload,      -- lost (dispatch/deadlines.py): the error says so
+                   coalesce(a.payload, p.payload, '') AS payload,      -- lost (dispatch/deadlines.py): the error names it
                    q.ageing_step_us, q.max_attempts, q.policy_no,
                    coalesce(a.headers, '{}') - ARRAY['.deadline_us', '.schedule', '.occurrence_us', '.unchecked'] || jsonb_build_object(
                        '.dead_letter_of', a.id::text,

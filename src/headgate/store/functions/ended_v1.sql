@@ -1,6 +1,6 @@
 -- Called by whatever ends jobs, in its transaction, for those with the flag has_dependants or unique: the
 -- key is free again, and jobs that wait for these are noted. True if a child may be free now (see unblock_ready_v1).
--- states_: how each ended, 5 completed, 6 dead, 7 cancelled, or 8: it is gone for good.
+-- states_: how each ended, 5 completed, 6 dead, 7 cancelled, or 8: it was removed.
 CREATE FUNCTION headgate.ended_v1(tenant_ int, ids_ uuid[], states_ smallint[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off SET enable_hashjoin = off

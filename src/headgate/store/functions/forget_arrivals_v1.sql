@@ -2,7 +2,7 @@
 --
 -- Deleted is what was visible in the snapshot that the call before this one has left. The generation counts these calls. A
 -- claimer passes the generation it saw with its own snapshot: one behind, that snapshot is newer than the one used for
--- deleting, so it has seen all that is gone; more than one behind, it must look from the head (claim_v1). By age alone
+-- deleting, so it has seen all that was deleted; more than one behind, it must look from the head (claim_v1). By age alone
 -- nothing may be deleted: a row can be an hour old when its transaction commits.
 --
 -- At most most_ rows go in one call. If that is not all, the next call continues with the same snapshot, as soon as it comes:

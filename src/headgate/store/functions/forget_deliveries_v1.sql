@@ -43,7 +43,7 @@ BEGIN
     END IF;
     DELETE FROM headgate.webhook_ready r USING headgate.webhooks w
      WHERE w.deleted AND r.tenant_no = w.tenant_no AND r.subscription = 'webhook ' || w.webhook_no;
-    DELETE FROM headgate.webhook_ready r WHERE r.sent_at <= v_now - keep_;      -- of groups that are gone; else told again
+    DELETE FROM headgate.webhook_ready r WHERE r.sent_at <= v_now - keep_;      -- of groups that were removed; else sent again
     -- An event of a transaction that has read the endpoint before it was deleted may still come: an hour later none does.
     DELETE FROM headgate.webhooks w
      WHERE w.deleted AND w.disabled_at <= v_now - interval '1 hour'

@@ -38,7 +38,7 @@ BEGIN
          WHERE u.flags & 4 /* limit_key */ <> 0 AND k.tenant_no = u.tenant_no AND k.job_id = u.id;
     END IF;
     IF v_all & 32 <> 0 THEN             -- 32: others wait for it
-        -- Children that still wait for a redrive are cancelled: the parent is gone for good.
+        -- Children that still wait for a redrive are cancelled: the parent is removed.
         FOR v_tenant, v_ids IN SELECT u.tenant_no, array_agg(u.id) FROM unnest(tenants_, ids_, flags_) AS u(tenant_no, id, flags)
                                 WHERE u.flags & 32 /* has_dependants */ <> 0 GROUP BY 1 ORDER BY 1 LOOP
             PERFORM headgate.ended_v1(v_tenant, v_ids, array_fill(8::smallint, ARRAY[cardinality(v_ids)]));

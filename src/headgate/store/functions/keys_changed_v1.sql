@@ -1,4 +1,4 @@
--- Counts up the version of the API keys in the transaction of a change, also of one by hand: servers compare it, and read the
+-- Counts up the version of the API keys in the transaction of a change, also of one in SQL: servers compare it, and read the
 -- keys that they know when it has changed.
 CREATE FUNCTION headgate.keys_changed_v1() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,5 +1,5 @@
--- The headers of a job that a schedule makes: its handler sees the name and the occurrence. Under names that no caller may
--- use (they begin with a dot), beside the caller's own: so a job that no schedule made has nothing more to carry.
+-- The headers of a job that a schedule makes: its handler sees the name and the occurrence. Their names
+-- begin with a dot, so no header of a caller has them; other jobs need no column for this.
 CREATE FUNCTION headgate.made_by_v1(headers_ jsonb, name_ text, occurrence_ timestamptz) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(headers_, '{}') || jsonb_build_object(

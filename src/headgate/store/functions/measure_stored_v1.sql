@@ -13,7 +13,7 @@ BEGIN
        OR NOT pg_try_advisory_xact_lock(4847423, 6 /* stored_bytes */) THEN
         RETURN 0;
     END IF;
-    -- Days that are gone.
+    -- Days that were removed.
     DELETE FROM headgate.stored_parts s
      WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = 'headgate'::regnamespace AND c.relname = s.part);
     FOR v_part IN

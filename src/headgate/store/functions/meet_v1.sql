@@ -1,5 +1,5 @@
--- These parents have ended: their dependencies (those of the given children; NULL: all) are fulfilled or broken, and each
--- child concerned is noted for unblock_ready_v1. True if there was one. Each dependency is written once, by the end of its one
+-- Record that these parents have ended: mark their dependencies (those of the given children; NULL: all) as fulfilled or
+-- broken, and note each affected child for unblock_ready_v1. True if there was one. Each dependency is written once, by the end of its one
 -- parent; the child's row is not touched.
 CREATE FUNCTION headgate.meet_v1(tenant_ int, ids_ uuid[], states_ smallint[], children_ uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -17,7 +17,7 @@ BEGIN
                  FROM headgate.job_dependencies d                                     -- index: job_dependencies_pkey
                 WHERE d.tenant_no = tenant_ AND d.parent_id = e.id AND d.met + 0 = 0
                   AND (children_ IS NULL OR d.child_id = ANY (children_))
-                  -- on_failure 2: it waits on, for the parent may be redriven; until that is gone for good.
+                  -- on_failure 2: the child keeps waiting, since the parent may be redriven, until the parent is removed.
                   AND (e.state IN (5, 8) /* completed, gone */ OR d.needs = 1 OR d.on_failure <> 2)
                   FOR UPDATE) AS d),
     given AS (

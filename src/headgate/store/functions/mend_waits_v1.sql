@@ -1,5 +1,5 @@
 -- The last net: looks at up to n_ unmet dependencies behind the given one in key order, and mends what no end of a parent
--- should have left behind: a parent that has ended or is gone, with a child that still waits for it; a broken dependency whose
+-- should have left behind: a parent that has ended or was removed, with a child that still waits for it; a broken dependency whose
 -- child still waits. Returns where to go on (from the beginning after the last one), and what was mended.
 --
 -- One snapshot for each look: whatever ends a parent writes the dependency in the same transaction. So only what is really

@@ -1,5 +1,5 @@
 -- settle_v1, or with skip_locked_ settle_unlocked_v1, while a stream of events wants completions: notes those of this flush,
--- in its transaction. Only called while headgate.event_recording says so: otherwise a completion costs nothing of this.
+-- in its transaction. Only called while headgate.event_recording is on: otherwise a completion costs nothing of this.
 CREATE FUNCTION headgate.settle_recorded_v1(
     tenants_ int[], counts_ int[], ids_ uuid[], epochs_ bigint[], results_ bytea[],
     other_tenants_ int[], other_counts_ int[], other_ids_ uuid[], other_epochs_ bigint[], other_kinds_ smallint[],

@@ -12,7 +12,7 @@ DECLARE
     v_now     timestamptz;
     v_refused uuid[];
     v_passed  uuid[];
-    v_ids     uuid[];              -- those with a key, best first; beside them the place of their key, and how manieth of it
+    v_ids     uuid[];              -- those with a key, best first; beside them the index of their key, and their rank within it
     v_of      int[];
     v_nths    int[];
     v_sorted  uuid[];              -- all ids in their own order; beside them their places in `ids`
@@ -103,7 +103,7 @@ BEGIN
               FROM unnest(v_ids, v_of, v_nths) AS a(id, k, nth), per_key p),
         summed AS MATERIALIZED (
             SELECT h.k, j.taken, j.n, h.key_rate_count IS NOT NULL AS rated, h.tokens,
-                   -- A claim changes what a key may have pending by fair shares (topped up when half is gone) and by rate.
+                   -- A claim changes what a key may have pending by fair shares (topped up when half is used) and by rate.
                    j.taken < j.n OR h.key_rate_count IS NOT NULL
                      OR coalesce(h.fair_by_key AND v_admitted[h.k] - j.n <= 5, false) AS again
               FROM (SELECT j.k, count(*) FILTER (WHERE j.good) AS taken, count(*) AS n FROM judged j WHERE NOT j.passed GROUP BY 1) AS j

@@ -367,7 +367,7 @@ CREATE TABLE headgate.flow_deltas (
     tenant_no   int NOT NULL,
     topic_no    int NOT NULL,
     from_state  smallint NOT NULL,                       -- −1: it did not exist
-    to_state    smallint NOT NULL,                       -- −1: it is gone
+    to_state    smallint NOT NULL,                       -- −1: it was removed
     n           bigint NOT NULL,
     at          timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,

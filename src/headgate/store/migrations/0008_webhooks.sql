@@ -90,7 +90,7 @@ CREATE TABLE headgate.webhook_attempts (
     PRIMARY KEY (delivery_no, attempt)
 );
 
--- queue.ready: what was last known of a topic, and when it was last told. By subscription: an endpoint, or a group.
+-- queue.ready: the last known state of a topic, and when it was last sent. By subscription: an endpoint, or a group.
 CREATE TABLE headgate.webhook_ready (
     tenant_no     int NOT NULL,
     subscription  text NOT NULL,

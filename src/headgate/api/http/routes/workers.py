@@ -75,7 +75,7 @@ class WorkerInfo(Output, kw_only=True):
 
 
 class LostWorker(Output, kw_only=True):
-    """A worker that is gone, and did not say so."""
+    """A worker that disconnected without stopping."""
 
     worker: str
     instance: Annotated[str, msgspec.Meta(description="That had its connection.")]
