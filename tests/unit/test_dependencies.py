@@ -1,4 +1,4 @@
-"""Each third-party package that headgate imports is declared where its layer is installed."""
+"""Third-party packages of each layer: declared in its extra, and only those that it may import (ADR 30)."""
 
 from __future__ import annotations
 
@@ -83,6 +83,19 @@ def test_what_a_layer_imports_is_declared_for_it(layer: str) -> None:
         name for name in FOUND[layer] if (layer, name) not in USERS and not distributions().get(name, set()) & known
     }
     assert undeclared == set()
+
+
+def test_rules_import_the_standard_library_only_but_for_what_the_decision_names() -> None:
+    assert FOUND["domain"] == set()
+    assert FOUND["control"] == {"joserfc", "jsonschema_rs", "msgspec"}
+    assert FOUND["dispatch"] == set()
+
+
+def test_only_the_store_imports_a_postgresql_driver() -> None:
+    drivers = {"asyncpg", "psycopg", "psycopg2", "pg8000", "sqlalchemy", "django"}
+    importing = {file.relative_to(SOURCE).as_posix() for file in SOURCE.rglob("*.py") if imported(file) & drivers}
+    assert importing
+    assert {path for path in importing if not path.startswith("store/")} == set()
 
 
 def test_every_missing_package_of_the_server_is_reported_with_its_extra() -> None:
