@@ -33,7 +33,7 @@ hand back; hands back; held up; hold up; holds up; in good order; as many as you
 comes back from the dead; beyond any calendar; all the same; its own affair; the caller's affair; who cannot know
 cannot live with; stands in the; stands still; stood still; at its feet; under its feet; in nobody's way; deals out
 dealt out; goes on; going on; went on; is said; says so; it says; to no avail; of its own accord; the truth; by hand
-wakes up to; room for; is gone; are gone; skin; skins; manieth
+wakes up to; room for; is gone; are gone; skin; skins; manieth; the very; now and then
 """
 _BANNED = re.compile(
     r"\b(?:" + "|".join(re.escape(one.strip()) for one in re.split(r"[;\n]", BANNED) if one.strip()) + r")\b",

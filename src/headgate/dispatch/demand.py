@@ -40,7 +40,7 @@ class Demand:
     sessions: deque[WorkerSession] = field(default_factory=deque)  # those with credit; the front is served first
     members: set[WorkerSession] = field(default_factory=set)  # all that ever asked and have not ended
     wake_pending: bool = True  # there may be work: no claim has looked since the last wake
-    from_head: bool = True  # the next claim looks from the very head, not from the watermark
+    from_head: bool = True  # the next claim looks from the head, not from the watermark
     missed: bool = False  # a tick has seen jobs while it waited: if the next claim finds none, it looks from the head
     sweep: bool = False  # the next claim also looks at a stretch below the watermark
     hints: dict[UUID, None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Maintenance: what every instance does now and then, whichever comes first; none leads."""
+"""Maintenance: what all instances do periodically. The first that tries does it; there is no leader."""
 
 from __future__ import annotations
 

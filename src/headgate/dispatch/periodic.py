@@ -22,7 +22,7 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
 
 
 class Periodic(ABC):
-    """A service that does a round now and then. A round that fails is logged, and the next one tries again."""
+    """A service that does a round periodically. A round that fails is logged, and the next one tries again."""
 
     def __init__(
         self, failed: str, seconds: float, *, jitter: tuple[float, float] = (0.8, 1.2), level: int = logging.WARNING

@@ -1,6 +1,6 @@
 """Scans look for jobs that lie below where claims and ticks begin to look.
 
-Ticks scan whole topics, and now and then below their floors, while that is quick. With an old snapshot held elsewhere
+Ticks scan whole topics, and periodically below their floors, while that is quick. With an old snapshot held elsewhere
 a scan reads all rows that have ended since, and due jobs and pauses would wait for the tick. So after a slow scan the
 next ones are calls of their own, on another connection and for a share of the time, until one is quick (ADR 24).
 """

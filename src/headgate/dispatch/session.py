@@ -9,7 +9,7 @@ else its worker reports is not kept here, so that no worker can make a session g
 is ended.
 
 *Written* means that the write of its frame has completed. One that was cut short counts as never written: the peer
-cannot have read a frame of which the rest is missing. Should its last bytes have left in the very moment in which the
+cannot have read a frame of which the rest is missing. Should its last bytes have left in the same moment in which the
 session ended, the epoch of the next delivery makes the outcome of this one stale.
 """
 
@@ -101,7 +101,7 @@ class WorkerSession:
     finishing: bool = False  # the worker sends nothing more
     withdrawn: bool = False  # it wants no more jobs, and has not asked again
     accounts: dict[object, Account[Any]] = field(default_factory=dict)  # by writer: what it has waiting there
-    _known: int = 0  # jobs reported that it was given, and those that it was not: halved now and then
+    _known: int = 0  # jobs reported that it was given, and those that it was not: halved periodically
     _unknown: int = 0
     _released: int = 0  # jobs that it holds no more, since a moment; and before, for at least as long
     _released_before: int = 0

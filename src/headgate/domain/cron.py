@@ -270,7 +270,7 @@ def _turns(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
     """The instants (UTC) of a year at which the offset changes. No zone changes twice within a day."""
     at, end = datetime(year, 1, 1), datetime(year, 12, 31, 23, 59, 59)  # noqa: DTZ001
     if year > 1:
-        at -= _SECOND  # a change at the very beginning of the year belongs to it
+        at -= _SECOND  # a change at the first instant of the year belongs to it
     offset = _offset(zone, at)
     turns: list[datetime] = []
     while at < end:

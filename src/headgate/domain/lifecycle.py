@@ -141,7 +141,7 @@ def receipt_for(job: JobRecord | None, epoch: int, kind: OutcomeKind) -> Receipt
         return Receipt.STALE
     if job.state is State.RUNNING:
         return Receipt.APPLIED
-    # Only the very same kind is a repeat; another one contradicts what was settled, and must not look accepted.
+    # Only the same kind is a repeat; another one contradicts what was settled, and must not look accepted.
     return Receipt.DUPLICATE if job.last_outcome is kind else Receipt.STALE
 
 

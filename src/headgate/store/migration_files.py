@@ -6,7 +6,7 @@
 Three lines have a meaning; the first two stand in the comment at the top:
 
     -- headgate: no transaction
-        (the very first line) Run statement by statement, outside a transaction: for CREATE INDEX CONCURRENTLY.
+        (the first line) Run statement by statement, outside a transaction: for CREATE INDEX CONCURRENTLY.
         Such a file must bear being run again from its start.
     -- compatible with: 4
         Releases whose newest migration is number 4 or later may run on this schema, so an old and a new server can

@@ -1,4 +1,4 @@
-"""What an instance does now and then so that the store stays small and quick. Every step is bounded, safe to repeat and
+"""What an instance does periodically so that the store stays small and quick. Every step is bounded, safe to repeat and
 safe to run on several instances at once."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     dialogs.py   confirmation with a reason, help
     actions.py   what the keys r, c and p do to the selected row, and with which call
     places.py    where the user is: one of six lists, or one job, schedule or operation; the filter of a list
-    reading.py   one set of calls per interval: the status, what the place shows, now and then what fails
+    reading.py   one set of calls per interval: the status, what the place shows, and periodically what fails
     pages.py     rows and cells of each place
     texts.py     the lines around them: header, counts with a sparkline, what fails
 

@@ -72,7 +72,7 @@ class Completions:
 
 
 class Reader:
-    """Reads for the screen, one call after the other: the status, the place, and now and then what fails."""
+    """Reads for the screen, one call after the other: the status, the place, and periodically what fails."""
 
     def __init__(self, hg: Headgate, redaction: Redaction, *, plain: bool = False) -> None:
         self._hg, self._redaction, self._plain = hg, redaction, plain

@@ -1,6 +1,6 @@
 -- Jobs of one tenant that have just died (they are in the archive since now_) are also submitted to the dead-letter topic of
 -- their topic, if it has one. In the transaction of their death: so once for each death, whatever fails. A copy that dies is
--- not copied again, whichever topics name each other: no job can go round in a cycle. A limit on the backlog of the dead-letter
+-- not copied again, whichever topics name each other: no job is copied in a cycle. A limit on the backlog of the dead-letter
 -- topic does not count here, for the dead job must not get lost, and its end must not fail.
 --
 -- The copy has the payload and the headers of the job, and headers that say where it comes from. What the rules of the

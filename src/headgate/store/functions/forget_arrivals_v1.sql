@@ -1,4 +1,4 @@
--- Forgets arrivals that every claimer has seen, or goes without: at most once in apart_ms_, whichever instance comes.
+-- Forgets arrivals that every claimer has seen or no longer needs: at most once in apart_ms_, by any instance.
 --
 -- Deleted is what was visible in the snapshot that the call before this one has left. The generation counts these calls. A
 -- claimer passes the generation it saw with its own snapshot: one behind, that snapshot is newer than the one used for

@@ -1,6 +1,6 @@
 -- Makes due jobs claimable, the longest due first: at most n_, skipping what another instance is promoting. Rank and
 -- priority stay, so a promoted job outranks younger work of its priority. floor_ leaves out the dead prefix of the due
--- index (everything up to there was promoted before); pass -infinity now and then to catch what landed below it.
+-- index (everything up to there was promoted before); pass -infinity periodically to catch what landed below it.
 -- one_by_one_: each job by itself; what cannot be promoted (its key's usage is locked, its row cannot be written) is left for
 -- later, with a row that says why.
 CREATE FUNCTION headgate.promote_v1(n_ int, floor_ timestamptz, one_by_one_ boolean DEFAULT false)

@@ -1,5 +1,5 @@
--- Takes back what add_dependencies_v1 wrote for jobs that the submit then did not make (their id or key was used before): the very
--- rows, for there may be older ones of the same id. A check that was noted finds nothing to free.
+-- Takes back what add_dependencies_v1 wrote for jobs that the submit then did not make (their id or key was used before): these
+-- rows only, since there may be older ones of the same id. A check that was noted finds nothing to free.
 CREATE FUNCTION headgate.remove_dependencies_v1(
     tenant_ int, unique_ids_ uuid[], children_ uuid[], parents_ uuid[], members_ uuid[], batches_ uuid[])
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -1,7 +1,7 @@
 -- Of jobs a claim has locked, best first, those that may run: no more of a topic than its capacity, no more of a key than its
 -- limits (they may have been lowered since it was admitted: then it goes back to its line). Counts the keys' ones as running.
--- at_ is the time of the claim, set by the first call, behind its locks: buckets are charged at the very time at which the
--- jobs are said to have started, or a window of time could hold a few more.
+-- at_ is the time of the claim, set by the first call, behind its locks: buckets are charged at the time that is
+-- stored as the start of the jobs, or a window of time could hold a few more.
 CREATE FUNCTION headgate.take_limited_v1(
     tenant_ int, ids_ uuid[], id_topics_ int[], topics_ int[], capacities_ int[], keyed_ boolean, INOUT at_ timestamptz,
     OUT ids uuid[], OUT capacities int[], OUT wait_topics int[], OUT wait_ats timestamptz[])
