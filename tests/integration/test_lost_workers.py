@@ -18,7 +18,6 @@ from headgate.dispatch.watchdog import WatchdogGate
 from headgate.dispatch.worker_calls import WorkerCalls
 from headgate.domain.errors import InvalidSetting, StoreUnavailable
 from headgate.domain.identity import Identity, Scope
-from headgate.domain.outcomes import WORKER_LOST
 from headgate.domain.states import EventKind, State
 from headgate.store.connect import Connection
 from tests.support.dispatch_waits import SOON, ManualClock
@@ -115,7 +114,7 @@ async def test_jobs_of_a_lost_worker_run_again_after_the_grace_at_the_cost_of_an
     assert await stepped.states() == {State.RETRYING: 3}
     job = await stepped.job(ids[0])
     assert (job.attempt, job.events[-1].kind) == (1, EventKind.LEASE_EXPIRED)
-    assert job.last_error == f"{WORKER_LOST.type}: {WORKER_LOST.message}"
+    assert job.last_error == "WorkerLost: the worker lost its connection and did not reconnect in time"
     assert len(stepped.lost_workers) == 0
 
 

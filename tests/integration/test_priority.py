@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from headgate.domain.outcomes import ErrorInfo, Failed
-from headgate.domain.rank import ageing_wait_bound
 from headgate.store import verbs
 from headgate.store.connect import Connection, connect
 from tests.support import store_calls
+from tests.support.ageing import ageing_wait_bound
 from tests.support.queue import Clock, Queue
 
 

@@ -6,9 +6,10 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.domain.rank import ageing_wait_bound, rank_of
+from headgate.domain.rank import rank_of
 from headgate.domain.timestamps import unix_us
 from tests.property.strategies import MICRO, NOON, ageing_steps, priorities
+from tests.support.ageing import ageing_wait_bound
 
 moments = st.timedeltas(timedelta(0), timedelta(days=3_650)).map(lambda span: NOON + span)
 near = st.timedeltas(timedelta(0), timedelta(hours=1)).map(lambda span: NOON + span)

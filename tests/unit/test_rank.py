@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from headgate.domain.rank import AGEING_CLASS, ageing_wait_bound, rank_of
+from headgate.domain.rank import AGEING_CLASS, rank_of
 from headgate.domain.timestamps import unix_us
+from tests.support.ageing import ageing_wait_bound
 from tests.unit.refusals import assert_refused
 
 MINUTE = timedelta(minutes=1)

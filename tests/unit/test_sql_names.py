@@ -13,7 +13,7 @@ from headgate.domain.dependencies import Met
 from headgate.domain.flags import JobFlag
 from headgate.domain.states import State
 from headgate.domain.webhooks import DeliveryState
-from headgate.store.advisory_locks import NAMESPACE, AdvisoryLock
+from tests.support.advisory_locks import NAMESPACE, AdvisoryLock
 
 STORE = resources.files("headgate.store")
 SOURCES = {

@@ -101,10 +101,6 @@ Ending: TypeAlias = Outcome | LeaseExpired
 
 LEASE_EXPIRED: Final = ErrorInfo(type="LeaseExpired", message="the worker did not renew the lease in time")
 """The error of an attempt whose lease has expired, as if the worker had failed with it."""
-WORKER_LOST: Final = ErrorInfo(
-    type="WorkerLost", message="the worker lost its connection and did not reconnect in time"
-)
-"""The same, if the lease was ended at the end of the reconnect grace."""
 
 
 def kind_of(ending: Ending) -> OutcomeKind:

@@ -32,13 +32,3 @@ def rank_of(priority: int, ageing_step: timedelta | None) -> tuple[int, int]:
         # −1 − priority, and not −priority: the lowest int32 has no positive twin, and the column is an int4.
         return ~priority, 0
     return AGEING_CLASS, -priority * (check_ageing_step(ageing_step) // MICROSECOND)
-
-
-def ageing_wait_bound(priority: int, highest: int, step: timedelta) -> timedelta:
-    """The longest time in which jobs submitted later can still overtake: (highest − priority) × step.
-
-    `highest` is the highest priority anyone submits with. After that time a job waits only for what was ahead of it
-    then; it cannot starve. A strict topic has no such bound.
-    """
-    span = check_priority(highest, field="highest") - check_priority(priority)
-    return max(span, 0) * check_ageing_step(step, field="step")

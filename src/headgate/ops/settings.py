@@ -122,7 +122,7 @@ SETTINGS: Final = (
             "lease",
             "Default lease of a job.",
             _SERVE,
-            default=timedelta(seconds=60),
+            default=limits.LEASE_DEFAULT,
             low=limits.LEASE_MIN,
             high=limits.LEASE_MAX,
         ),

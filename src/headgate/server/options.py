@@ -36,7 +36,7 @@ class ServerOptions:
     insecure: bool = False
     dev: bool = False
     unsafe: bool = False
-    lease: timedelta = timedelta(seconds=60)
+    lease: timedelta = limits.LEASE_DEFAULT
     reconnect_grace: timedelta | None = None
     grace: timedelta = timedelta(seconds=30)
     streams_per_peer: int = 10_000

@@ -33,7 +33,6 @@ import asyncpg
 from headgate.domain import failpoints
 from headgate.domain.errors import MigrationFailed, OutcomeUnknown, ReadOnly, StorageFull, StoreUnavailable
 from headgate.domain.release import version
-from headgate.store.advisory_locks import MIGRATION
 from headgate.store.connect import Connection
 from headgate.store.errors import DRIVER_ERRORS, translate, translating
 from headgate.store.migration_files import Migration, load, read
@@ -42,6 +41,7 @@ from headgate.store.migration_state import Plan, compare, read_applied
 from headgate.store.roles import apply_roles, naming_missing_rights, require_rights_to_serve, roles_due
 from headgate.store.sql_text import Statement
 
+MIGRATION_LOCK = 0x4845_4144_4741_5445  # "HEADGATE"
 LOCK_TIMEOUT = timedelta(seconds=10)
 LOCK_ATTEMPTS = 3
 _TRY_AGAIN = timedelta(milliseconds=200)
@@ -233,7 +233,7 @@ class _Runner:
             await transaction.start()
             try:
                 await self._connection.execute(_SET_FOR_TRANSACTION, _milliseconds(self._lock_timeout))
-                locked = await self._connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", MIGRATION)
+                locked = await self._connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", MIGRATION_LOCK)
                 if locked:
                     yield
             except BaseException:
@@ -248,7 +248,7 @@ class _Runner:
 
     @asynccontextmanager
     async def _session_lock(self, migration: Migration) -> AsyncIterator[None]:
-        while not await self._connection.fetchval("SELECT pg_try_advisory_lock($1)", MIGRATION):
+        while not await self._connection.fetchval("SELECT pg_try_advisory_lock($1)", MIGRATION_LOCK):
             await self._wait_for_other_runner(migration)
         try:
             yield
@@ -256,7 +256,7 @@ class _Runner:
             with suppress(*DRIVER_ERRORS):  # a broken session has taken its lock and settings with it
                 for setting in ("RESET lock_timeout", "RESET statement_timeout", "RESET search_path"):
                     await self._connection.execute(setting)
-                await self._connection.execute("SELECT pg_advisory_unlock($1)", MIGRATION)
+                await self._connection.execute("SELECT pg_advisory_unlock($1)", MIGRATION_LOCK)
 
     async def _wait_for_other_runner(self, migration: Migration) -> None:
         self._report(Progress(phase=Phase.WAITING, migration=migration, detail="another runner is migrating"))

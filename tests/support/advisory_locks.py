@@ -1,5 +1,5 @@
-"""The advisory locks, all of them: a pair of numbers each, but for the migrations'. PostgreSQL keeps those of different
-databases apart. SQL names the lock beside its number: `pg_advisory_xact_lock(4847423, 1 /* dispatch */)`."""
+"""The advisory locks, all of them: a pair of numbers each. PostgreSQL keeps those of different databases apart.
+SQL names the lock beside its number: `pg_advisory_xact_lock(4847423, 1 /* dispatch */)`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 NAMESPACE: Final = 4_847_423
 """The first number of each pair."""
-MIGRATION: Final = 0x4845_4144_4741_5445  # "HEADGATE"
 
 
 class AdvisoryLock(IntEnum):
