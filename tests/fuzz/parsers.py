@@ -25,6 +25,7 @@ from headgate.domain.ids import new_job_id, parse_job_id
 from headgate.domain.progress import progress_values
 from headgate.domain.rate_limits import parse_rate
 from headgate.domain.topic_values import policy_of
+from headgate.domain.validation import parse_priority
 from headgate.ops.config_file import parse_file
 from headgate.ops.configuration import parsed, read_configuration
 from headgate.ops.settings import BY_NAME
@@ -68,7 +69,7 @@ def ends(raw: bytes) -> None:
 
 
 def priorities(raw: bytes) -> None:
-    values.priority(_text(raw))
+    parse_priority(_text(raw))
 
 
 def rates(raw: bytes) -> None:

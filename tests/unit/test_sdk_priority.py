@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, InvalidInput, Priority, PriorityTier
-from headgate.cli import values
 from headgate.domain.limits import PRIORITY_TIERS
+from headgate.domain.validation import parse_priority
 from headgate.sdk.options import Prepared, priority_of
 
 
@@ -58,7 +58,7 @@ def test_tiers_and_numbers_name_the_same_priorities(given: int | PriorityTier, n
 def test_the_tiers_are_the_same_everywhere() -> None:
     assert {tier.name.lower(): int(tier) for tier in Priority} == dict(PRIORITY_TIERS)
     for name, number in PRIORITY_TIERS.items():
-        assert priority_of(values.priority(name)) == priority_of(values.priority(str(number))) == number
+        assert priority_of(parse_priority(name)) == priority_of(parse_priority(str(number))) == number
 
 
 @pytest.mark.parametrize("given", ["High", "highest", "", True, 1.5, None, 2**31])

@@ -48,6 +48,7 @@ from headgate.cli.output import (
 from headgate.domain.bulk import Verb
 from headgate.domain.ids import JobId
 from headgate.domain.limits import PAGE_MAX
+from headgate.domain.validation import parse_priority
 from headgate.sdk import Headgate
 from headgate.sdk.admin.bulk import Bulk, BulkOperation, BulkPreview, PlanOptions
 
@@ -97,7 +98,7 @@ def plan_options(
     """What the options of a command say about an operation; what was not given is left out."""
     options: PlanOptions = {"reason": reason}
     if priority:
-        options["priority"] = values.priority(priority)
+        options["priority"] = parse_priority(priority)
     if topic:
         options["topic"] = topic
     if delay is not None:

@@ -34,6 +34,7 @@ from headgate.cli.output import Columns, for_people, print_lines, print_list, wh
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import JobId as KnownId
 from headgate.domain.limits import JOB_EVENTS_MAX
+from headgate.domain.validation import parse_priority
 from headgate.sdk import Headgate
 from headgate.sdk.admin import JobChange, Jobs
 from headgate.sdk.admin.bulk import PlanOptions
@@ -163,7 +164,7 @@ def reprioritise_command(
     if matching.replaces(job_ids):
         matching.run(server, "reprioritise", plan_options(reason, priority=priority), output)
         return
-    _act(server, output, job_ids, lambda jobs, ids: jobs.reprioritise(ids, values.priority(priority), reason=reason))
+    _act(server, output, job_ids, lambda jobs, ids: jobs.reprioritise(ids, parse_priority(priority), reason=reason))
 
 
 def move_command(

@@ -45,6 +45,7 @@ from headgate.cli.output import (
 from headgate.domain.errors import InvalidInput
 from headgate.domain.filters import Field
 from headgate.domain.redaction import Redaction
+from headgate.domain.validation import parse_priority
 from headgate.sdk import Headgate
 from headgate.sdk.admin import ScheduledRun, ScheduleInfo
 from headgate.sdk.schedule_specs import ScheduleOptions
@@ -176,7 +177,7 @@ def put_command(
     }
     options = cast("ScheduleOptions", given)
     if priority is not None:
-        options["priority"] = values.priority(priority)
+        options["priority"] = parse_priority(priority)
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     if tags:

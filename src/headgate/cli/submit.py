@@ -13,6 +13,7 @@ from headgate.cli.output import Columns, as_json, for_people, print_list, print_
 from headgate.cli.unhandled import unhandled_line
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.ids import JobId
+from headgate.domain.validation import parse_priority
 from headgate.sdk import Forbidden, Headgate, JobHandle, JobOptions, ResultTimeout, Unique
 
 IDS: Final[Columns[JobId]] = {"ID": str}
@@ -75,7 +76,7 @@ def submit_command(
     """Submit one job, or those of a file, and print the ids."""
     options: JobOptions = {}
     if priority is not None:
-        options["priority"] = values.priority(priority)
+        options["priority"] = parse_priority(priority)
     if delay is not None:
         options["delay"] = values.duration(delay, field="--delay")
     if at is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headgate.domain.errors import InvalidInput
 from headgate.domain.units import duration as duration
-from headgate.domain.validation import priority_of_tier, shown
+from headgate.domain.validation import shown
 
 _DIGITS_MAX = 18
 
@@ -41,12 +41,6 @@ def duration_or_timestamp(text: str, *, field: str) -> timedelta | datetime:
 def number(text: str) -> int | None:
     """Parse a whole number; None if it is not one, or has more than 18 digits."""
     return int(text) if re.fullmatch(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}", text) else None
-
-
-def priority(text: str) -> int:
-    """Parse a number, whose range the SDK checks, or the name of a tier."""
-    found = number(text)
-    return priority_of_tier(text) if found is None else found
 
 
 def payload(text: str, *, field: str = "payload", raw: bool = False) -> bytes:

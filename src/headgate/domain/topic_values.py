@@ -13,7 +13,7 @@ from headgate.domain.payload_schemas import checked_schema
 from headgate.domain.retention import KEEP_RULES, check_keep
 from headgate.domain.topic_limits import Rate
 from headgate.domain.units import duration, exact, size
-from headgate.domain.validation import check_priority, priority_of_tier, shown
+from headgate.domain.validation import check_priority, parse_priority, shown
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NUMBERS: Final = ("max_running", "max_running_per_key", "max_backlog", "max_attempts", "max_consumers")
@@ -31,7 +31,7 @@ def setting_of(name: str, value: object, *, field: str) -> object:
     if name == "time_limit" and none:
         return timedelta(0)  # and not "no rule", which would be what the handler declares
     if name == "priority":
-        return 0 if none else _priority(_text(value))
+        return 0 if none else check_priority(parse_priority(_text(value)))
     if none:
         return None
     if name in _NUMBERS:
@@ -131,11 +131,6 @@ def _number(value: object, *, field: str) -> int:
     if isinstance(value, bool) or not _WHOLE.fullmatch(text):
         raise InvalidInput(field, f"is not a whole number, got {shown(value)}", hint="none removes the limit")
     return int(text)
-
-
-def _priority(text: str) -> int:
-    """A number, or the name of a tier."""
-    return check_priority(int(text)) if _WHOLE.fullmatch(text) else priority_of_tier(text)
 
 
 def _flag(value: object, *, field: str) -> bool:

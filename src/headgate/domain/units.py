@@ -37,15 +37,8 @@ def size(text: str, *, field: str) -> int:
 
 
 def duration_text(span: timedelta) -> str:
-    """A duration in its largest whole unit, as `duration` reads it."""
-    milliseconds, below = divmod(span, timedelta(milliseconds=1))
-    if below:  # no setting, but it may be refused as one
-        return f"{span.total_seconds():f}s"
-    for unit in ("d", "h", "m", "s"):
-        whole, rest = divmod(milliseconds, int(_SECONDS[unit] * 1000))
-        if not rest and (whole > 1 or unit == "s" or (whole == 1 and unit != "m")):
-            return f"{whole}{unit}"
-    return f"{milliseconds}ms"
+    """As `exact`, but `60s` rather than `1m`: the tables of the settings."""
+    return "60s" if span == timedelta(minutes=1) else exact(span)
 
 
 def size_text(count: int) -> str:

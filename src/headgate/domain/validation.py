@@ -178,6 +178,11 @@ def priority_of_tier(value: object, *, field: str = "priority") -> int:
     return limits.PRIORITY_TIERS[value]
 
 
+def parse_priority(text: str) -> int:
+    """Parse a number, whose range is checked by what takes it, or the name of a tier."""
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else priority_of_tier(text)
+
+
 def check_max_attempts(value: object, *, field: str = "max_attempts") -> int:
     """Accept how many paid runs a job may have."""
     return check_integer(value, field=field, low=1, high=limits.MAX_ATTEMPTS_LIMIT)

@@ -21,7 +21,7 @@ from headgate.domain.filter_parser import parse
 from headgate.domain.filter_suggestions import SHOWN_MAX, Suggestion, Suggestions
 from headgate.domain.filters import InvalidFilter
 from headgate.domain.ids import IdKind, parse_job_id
-from headgate.domain.validation import priority_of_tier
+from headgate.domain.validation import parse_priority
 from headgate.web.filters import number, plural
 from headgate.web.forms import Form
 from headgate.web.models import commands
@@ -249,11 +249,7 @@ def delay_in(form: Form) -> timedelta:
 
 def priority_in(form: Form, name: str = "priority") -> int:
     """The priority of a form: a number, or the name of a tier."""
-    text = form.required(name)
-    try:
-        return int(text)
-    except ValueError:
-        return priority_of_tier(text)
+    return parse_priority(form.required(name))
 
 
 def _answered(request: PageRequest, answers: Sequence[JobAnswer], done: str, *, to: str = "") -> Html:
