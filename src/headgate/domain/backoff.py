@@ -8,6 +8,7 @@ outcome gets the same answer, and jobs that failed together are still spread out
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -140,6 +141,16 @@ class RetryPolicy:
 
     def _doubled(self, attempt: int) -> int:
         return min(self.cap_ms, self.base_ms << min(attempt - 1, _MAX_DOUBLINGS))
+
+
+def policy_from(kind: int, base_ms: int, cap_ms: int, delays_ms: Iterable[int]) -> RetryPolicy:
+    """A policy from the fields of a row or a message, where 0 means the default. Raises ValueError for another kind."""
+    return RetryPolicy(
+        kind=BackoffKind(kind),
+        base_ms=base_ms or limits.RETRY_BASE_DEFAULT_MS,
+        cap_ms=cap_ms or limits.RETRY_CAP_DEFAULT_MS,
+        delays_ms=tuple(delays_ms),
+    )
 
 
 def jitter_of(job_id: UUID, attempt: int) -> int:

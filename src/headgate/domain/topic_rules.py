@@ -14,7 +14,7 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import Any, Final
 
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import BackoffKind, RetryPolicy, policy_from
 from headgate.domain.errors import InvalidInput
 from headgate.domain.jobs import OPERATOR_CHECKS, TopicRules, changed_rules
 from headgate.domain.retention import KEEP_RULES
@@ -277,11 +277,8 @@ def _value(name: str, stored: Any) -> object:
     if stored is None:
         return None
     if name == "retry":
-        return RetryPolicy(
-            kind=BackoffKind[stored["kind"].upper()],
-            base_ms=stored["base_ms"],
-            cap_ms=stored["cap_ms"],
-            delays_ms=tuple(stored["delays_ms"]),
+        return policy_from(
+            BackoffKind[stored["kind"].upper()], stored["base_ms"], stored["cap_ms"], stored["delays_ms"]
         )
     if name in _RATES:
         return Rate(count=stored["count"], period=stored["period_ms"] * MILLISECOND, burst=stored["burst"])

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import asyncpg
 
 from headgate.domain import limits
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import RetryPolicy, policy_from
 from headgate.domain.errors import InvalidInput, NotFound, QuotaExceeded
 from headgate.domain.ids import TenantNo, TopicNo
 from headgate.domain.jobs import TopicRules
@@ -366,7 +366,7 @@ class Names:
     def _remember_policy(
         self, no: int, tenant_no: int, kind: int, base_ms: int, cap_ms: int, delays_ms: Sequence[int]
     ) -> RetryPolicy:
-        policy = RetryPolicy(kind=BackoffKind(kind), base_ms=base_ms, cap_ms=cap_ms, delays_ms=tuple(delays_ms))
+        policy = policy_from(kind, base_ms, cap_ms, delays_ms)
         self._policies_by_no[no] = policy
         self._policies[tenant_no, policy] = no
         return policy

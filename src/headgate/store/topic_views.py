@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from headgate.domain import limits
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import policy_from
 from headgate.domain.errors import NotFound
 from headgate.domain.jobs import TopicRules
 from headgate.domain.states import State
@@ -82,7 +82,7 @@ async def topics(
             fair_by_key=row[18],
             max_backlog=row[19],
         )
-        policy = RetryPolicy(kind=BackoffKind(row[5]), base_ms=row[6], cap_ms=row[7], delays_ms=tuple(row[8]))
+        policy = policy_from(row[5], row[6], row[7], row[8])
         step = None if row[2] is None else row[2] * MICROSECOND
         counted = found.max_running is not None or found.rate is not None
         views.append(

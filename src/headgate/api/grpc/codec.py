@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.api.fields import Answers
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import BackoffKind, RetryPolicy, policy_from
 from headgate.domain.dependencies import Met, Needs, Relation
 from headgate.domain.errors import InvalidInput
 from headgate.domain.states import State
@@ -120,14 +120,7 @@ def retry_policy(policy: producer_pb2.RetryPolicy) -> RetryPolicy:
     """A retry policy; raises InvalidInput for an unknown kind."""
     if int(policy.kind) not in [int(kind) for kind in BackoffKind]:
         raise InvalidInput("retry.kind", f"{policy.kind} is not one of {', '.join(kind.name for kind in BackoffKind)}")
-    default = RetryPolicy()
-    kind = BackoffKind(policy.kind)
-    return RetryPolicy(
-        kind=kind,
-        base_ms=policy.base_ms or default.base_ms,
-        cap_ms=policy.cap_ms or default.cap_ms,
-        delays_ms=tuple(policy.delays_ms),
-    )
+    return policy_from(policy.kind, policy.base_ms, policy.cap_ms, policy.delays_ms)
 
 
 def policy_message(policy: RetryPolicy) -> producer_pb2.RetryPolicy:

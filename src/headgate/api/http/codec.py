@@ -23,7 +23,7 @@ from litestar import Response
 from headgate.api.fields import Answers
 from headgate.api.http.request import ApiRequest
 from headgate.domain import limits
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import BackoffKind, RetryPolicy, policy_from
 from headgate.domain.bulk import JobLine
 from headgate.domain.dependencies import Met, Relation
 from headgate.domain.envelope import content_type_of
@@ -202,14 +202,8 @@ class RetryPolicyIn(Input, kw_only=True):
 
     def policy(self) -> RetryPolicy:
         """The policy; raises InvalidInput."""
-        default = RetryPolicy()
         try:
-            return RetryPolicy(
-                kind=BackoffKind[self.kind.upper()],
-                base_ms=default.base_ms if self.base_ms is None else self.base_ms,
-                cap_ms=default.cap_ms if self.cap_ms is None else self.cap_ms,
-                delays_ms=tuple(self.delays_ms),
-            )
+            return policy_from(BackoffKind[self.kind.upper()], self.base_ms or 0, self.cap_ms or 0, self.delays_ms)
         except InvalidInput as error:  # by the name that the field has here, in all bodies
             field = error.field.removeprefix("policy.")
             raise InvalidInput(f"retry.{field}", error.problem, hint=error.hint) from None

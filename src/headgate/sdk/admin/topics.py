@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import RetryPolicy, policy_from
 from headgate.domain.errors import InvalidInput
 from headgate.domain.payload_schemas import checked_schema
 from headgate.domain.retention import KEEP_RULES, check_keep
@@ -335,12 +335,7 @@ def _values(settings: pb.TopicSettings) -> dict[str, Any]:
         if unit in ("us", "ms"):
             values[name] = value * (_US if unit == "us" else _MS)
         elif described.name == "retry":
-            values["retry"] = RetryPolicy(
-                kind=BackoffKind(value.kind),
-                base_ms=value.base_ms,
-                cap_ms=value.cap_ms,
-                delays_ms=tuple(value.delays_ms),
-            )
+            values["retry"] = policy_from(value.kind, value.base_ms, value.cap_ms, value.delays_ms)
         elif isinstance(value, pb.Rate):
             values[described.name] = Rate(count=value.count, period=value.period_ms * _MS, burst=value.burst or None)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from headgate.domain.backoff import BackoffKind, RetryPolicy
+from headgate.domain.backoff import RetryPolicy, policy_from
 from headgate.domain.dependencies import Needs, NewBatch, OnConflict, OnParentFailure, Unique
 from headgate.domain.errors import HeadgateError, InvalidInput
 from headgate.domain.ids import JobId, TenantName, TopicName, id_from_bytes
@@ -186,12 +186,7 @@ def _span(milliseconds: int) -> timedelta | None:
 
 
 def _policy(policy: producer.RetryPolicy) -> RetryPolicy:
-    return RetryPolicy(
-        kind=BackoffKind(policy.kind),
-        base_ms=policy.base_ms,
-        cap_ms=policy.cap_ms,
-        delays_ms=tuple(policy.delays_ms),
-    )
+    return policy_from(policy.kind, policy.base_ms, policy.cap_ms, policy.delays_ms)
 
 
 def _unique(unique: producer.Unique) -> Unique:
