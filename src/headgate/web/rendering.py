@@ -86,3 +86,11 @@ def url(*parts: object, **query: object) -> str:
     path = "/".join([PREFIX, *(quote(str(part), safe="") for part in parts)])
     given = {name: value for name, value in query.items() if value not in (None, "", False)}
     return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def pager(*parts: object, at: str, here: object, following: object, **query: object) -> dict[str, Any]:
+    """The links of the macro `pager`, to the next page and the first one; `at` is the parameter of the position."""
+    return {
+        "next_url": url(*parts, **query, **{at: following}) if following else "",
+        "first_url": url(*parts, **query) if here else "",
+    }

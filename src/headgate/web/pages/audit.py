@@ -13,7 +13,7 @@ from litestar.params import FromQuery, QueryParameter
 from headgate.domain.units import duration
 from headgate.domain.views import AuditFilter, AuditView
 from headgate.web.forms import utc_time
-from headgate.web.rendering import url
+from headgate.web.rendering import pager, url
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import page
 
@@ -53,8 +53,7 @@ async def list_audit(
         filtered=bool(wanted),
         changes_of=changes_of,
         link_of=link_of if request.caller.tenant else _no_link,  # pages of topics and jobs are those of one tenant
-        next_url=url("audit", **given, before=found.next_before) if found.next_before else "",
-        first_url=url("audit", **given) if before else "",
+        **pager("audit", **given, at="before", here=before, following=found.next_before),
     )
 
 

@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery
 
 from headgate.domain.batch_graph import MEMBERS_MAX
 from headgate.web.batch_layout import HEIGHT, WIDTH, layout_of
-from headgate.web.rendering import url
+from headgate.web.rendering import pager
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import action, page
 
@@ -29,8 +29,7 @@ async def list_batches(
         fragment="batches/_table.html",
         batches=found,
         open=open,
-        next_url=url("batches", open="true" if open else "", before=following) if following else "",
-        first_url=url("batches", open="true" if open else "") if before else "",
+        **pager("batches", open="true" if open else "", at="before", here=before, following=following),
     )
 
 

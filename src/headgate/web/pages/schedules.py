@@ -16,7 +16,7 @@ from headgate.web import schedule_forms as forms
 from headgate.web.cookies import Undo
 from headgate.web.filters import as_us
 from headgate.web.forms import Form
-from headgate.web.rendering import url
+from headgate.web.rendering import pager, url
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import action, page
 
@@ -33,8 +33,7 @@ async def list_schedules(request: PageRequest, after: FromQuery[str] = "") -> Ht
         fragment="schedules/_table.html",
         found=found,
         words_of=_words,
-        next_url=url("schedules", after=found.next_after) if found.next_after else "",
-        first_url=url("schedules") if after else "",
+        **pager("schedules", at="after", here=after, following=found.next_after),
     )
 
 
@@ -63,6 +62,7 @@ async def show_schedule(request: PageRequest, name: FromPath[str], before: Befor
         before=None if before is None else from_unix_us(before),
     )
     runs = found.runs
+    following = unix_us(runs[-1].occurrence) if len(runs) == RECENT else None
     return request.render(
         "schedules/schedule.html",
         fragment="schedules/_schedule.html",
@@ -73,8 +73,7 @@ async def show_schedule(request: PageRequest, name: FromPath[str], before: Befor
         now=found.now,
         zone=_zone(found.view.spec.timing),
         payload=forms.payload_text(found.view.spec.payload, request.cases.redaction),
-        next_url=url("schedules", name, before=unix_us(runs[-1].occurrence)) if len(runs) == RECENT else "",
-        first_url=url("schedules", name) if before else "",
+        **pager("schedules", name, at="before", here=before, following=following),
     )
 
 

@@ -13,7 +13,7 @@ from headgate.domain.topic_rules import NAMES, Origin, RuleOrigin, default_of
 from headgate.domain.topic_values import exact_text, setting_of, value_text
 from headgate.domain.views import TopicView
 from headgate.web.forms import Form
-from headgate.web.rendering import url
+from headgate.web.rendering import pager, url
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import action, page
 
@@ -93,6 +93,7 @@ async def edit_policy(request: PageRequest, topic: FromPath[str], before: Before
     """The form, and the versions."""
     view = await request.cases.topics.get(request.caller, topic)
     versions = await request.cases.policies.history(request.caller, topic, before=before, limit=VERSIONS)
+    following = versions[-1].version if len(versions) == VERSIONS else None
     return request.render(
         "topics/policy.html",
         topic=view,
@@ -101,8 +102,7 @@ async def edit_policy(request: PageRequest, topic: FromPath[str], before: Before
         versions=versions,
         labels=LABELS,
         change_text=change_text,
-        next_url=url("topics", topic, "policy", before=versions[-1].version) if len(versions) == VERSIONS else "",
-        first_url=url("topics", topic, "policy") if before else "",
+        **pager("topics", topic, "policy", at="before", here=before, following=following),
     )
 
 

@@ -12,7 +12,7 @@ from headgate.domain.views import Target, TargetKind
 from headgate.web.cookies import Undo
 from headgate.web.filters import as_us
 from headgate.web.pages.topic_policies import settings_of
-from headgate.web.rendering import url
+from headgate.web.rendering import pager, url
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import action, page
 
@@ -32,6 +32,7 @@ async def list_topics(
         offset=max(0, offset),
         limit=ROWS,
     )
+    following = offset + ROWS if offset + ROWS < found.matching else 0
     return request.render(
         "topics/index.html",
         fragment="topics/_table.html",
@@ -39,8 +40,7 @@ async def list_topics(
         q=q,
         sort=sort,
         orders=[(order.value, f"by {order.value}") for order in Order],
-        next_url=url("topics", q=q, sort=sort, offset=offset + ROWS) if offset + ROWS < found.matching else "",
-        first_url=url("topics", q=q, sort=sort) if offset else "",
+        **pager("topics", q=q, sort=sort, at="offset", here=offset, following=following),
     )
 
 

@@ -19,7 +19,7 @@ from headgate.domain.webhooks import (
     mode_of,
 )
 from headgate.web.forms import Form
-from headgate.web.rendering import url
+from headgate.web.rendering import pager, url
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import action, page
 
@@ -40,8 +40,7 @@ async def list_webhooks(request: PageRequest, after: FromQuery[UUID | None] = No
     return request.render(
         "webhooks/index.html",
         webhooks=found,
-        next_url=url("webhooks", after=found[-1].id) if len(found) == ROWS else "",
-        first_url=url("webhooks") if after else "",
+        **pager("webhooks", at="after", here=after, following=found[-1].id if len(found) == ROWS else None),
     )
 
 
@@ -69,8 +68,7 @@ async def show_webhook(request: PageRequest, webhook_id: FromPath[UUID], before:
         delivery_states=STATES,
         overlap=exact(OVERLAP_DEFAULT),
         exact=exact,
-        next_url=url("webhooks", webhook_id, state=state, before=following) if following else "",
-        first_url=url("webhooks", webhook_id, state=state) if before else "",
+        **pager("webhooks", webhook_id, state=state, at="before", here=before, following=following),
     )
 
 
