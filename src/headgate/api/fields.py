@@ -41,10 +41,19 @@ class Answers:
 
     def of(self, kind: Callable[..., Answer], /, *records: object, **others: object) -> Answer:
         """An answer with the fields of these records; `others` has those that no record has in the same form."""
+        return self._made(kind, records, others, part=False)
+
+    def part_of(self, kind: Callable[..., Answer], record: object, /, **others: object) -> Answer:
+        """An answer with those of its fields that this record has: a job of a list, which is less than a job."""
+        return self._made(kind, (record,), others, part=True)
+
+    def _made(
+        self, kind: Callable[..., Answer], records: tuple[object, ...], others: dict[str, object], *, part: bool
+    ) -> Answer:
         known = (kind, *map(type, records), *others)
         plan = self._plans.get(known)
         if plan is None:
-            plan = self._plans[known] = [*self._plan(kind, records, others)]
+            plan = self._plans[known] = [*self._plan(kind, records, others, part=part)]
         forms = self._forms
         for name, index, attribute in plan:
             value = getattr(records[index], attribute)
@@ -54,15 +63,16 @@ class Answers:
         return kind(**others)
 
     def _plan(
-        self, kind: object, records: tuple[object, ...], others: Mapping[str, object]
+        self, kind: object, records: tuple[object, ...], others: Mapping[str, object], *, part: bool
     ) -> Iterator[tuple[str, int, str]]:
-        """The record and the attribute of each field. Raises TypeError for a field that nothing has."""
+        """The record and the attribute of each field. TypeError for one that nothing has, but in a part."""
         for name in self._names_of(kind):
             if name in others:
                 continue
             stem, _, unit = name.rpartition("_")
             spelt = [*(one.format(stem) for one in _SPELT.get(unit, ())), name]
             found = [(index, one) for index, record in enumerate(records) for one in spelt if hasattr(record, one)]
-            if not found:
+            if found:
+                yield name, *found[0]
+            elif not part:
                 raise TypeError(f"nothing has the field {name} of {kind}")
-            yield name, *found[0]

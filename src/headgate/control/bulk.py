@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 from uuid import UUID
 
 from headgate.control.ports import BulkStore
@@ -19,6 +20,10 @@ from headgate.domain.filter_parser import parse, topic_term
 from headgate.domain.filters import Field, Glob, JobFilter
 from headgate.domain.identity import Identity, PermissionDenied, TokenRevoked
 from headgate.domain.validation import shown
+
+COUNT_DEFAULT: Final = 10_000
+"""Jobs up to which a count goes, unless the client says more."""
+GROUPS_DEFAULT: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_aware, check_integer, check_page_size, check_reason, shown
 from headgate.domain.views import ScheduledJob, ScheduleView
 
+NEXT_DEFAULT: Final = 5
+"""Next occurrences in an answer, unless the client says how many."""
 PREVIEW_SPAN: Final = timedelta(days=36_525)
 PREVIEW_BEFORE: Final = datetime(2200, 1, 1, tzinfo=UTC)
 

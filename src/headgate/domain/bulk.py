@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from headgate.domain.errors import HeadgateError, InvalidInput
@@ -97,6 +97,9 @@ class BulkConflict(HeadgateError):
     def __init__(self, operation_id: UUID) -> None:
         super().__init__(f"bulk operation {operation_id} exists with another plan; use a new id")
         self.operation_id = operation_id
+
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +192,25 @@ class BulkOperation:
     touched_at: datetime
     finished_at: datetime | None
     instance: str
+
+    @property
+    def priority(self) -> int | None:
+        """Of `reprioritise`."""
+        return self._parameter("priority", int)
+
+    @property
+    def topic(self) -> str | None:
+        """Of `move`."""
+        return self._parameter("topic", str)
+
+    @property
+    def delay_ms(self) -> int | None:
+        """Of `redrive`."""
+        return self._parameter("delay_ms", int)
+
+    def _parameter(self, name: str, kind: type[_Value]) -> _Value | None:
+        value = self.parameters.get(name)
+        return value if isinstance(value, kind) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,14 @@ from typing import ClassVar
 from uuid import UUID
 
 from headgate.api.grpc.auth import caller
-from headgate.api.grpc.codec import answers, at_us, duration, state_counts, state_of
+from headgate.api.grpc.codec import answers, duration, state_counts
 from headgate.api.grpc.methods import Context
-from headgate.control.bulk import Bulk, Request
+from headgate.control.bulk import COUNT_DEFAULT, GROUPS_DEFAULT, Bulk, Request
 from headgate.domain import limits
 from headgate.domain.bulk import BulkOperation, DeadGroup, JobLine
 from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import bulk_pb2 as pb
 from headgate.wire import jobs_pb2
-
-COUNT_DEFAULT = 10_000
-GROUPS_DEFAULT = 100
 
 
 class BulkService:
@@ -116,33 +113,9 @@ def _request(plan: pb.BulkPlan) -> Request:
 
 
 def _line(job: JobLine, tenant: str) -> jobs_pb2.JobInfo:
-    return jobs_pb2.JobInfo(
-        id=job.id.bytes,
-        tenant=tenant,
-        topic=job.topic,
-        state=state_of(job.state),
-        priority=job.priority,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        worker=job.worker or "",
-        created_us=at_us(job.created_at),
-        run_at_us=at_us(job.run_at),
-        claimed_us=at_us(job.claimed_at),
-        finished_us=at_us(job.finished_at),
-        last_error=job.last_error or "",
-        tags=job.tags,
-    )
+    return answers.part_of(jobs_pb2.JobInfo, job, tenant=tenant)
 
 
 def _operation(one: BulkOperation) -> pb.BulkOperation:
-    priority, topic, delay = (one.parameters.get(name) for name in ("priority", "topic", "delay_ms"))
-    plan = pb.BulkPlan(
-        verb=one.verb.label,
-        filter=one.filter,
-        reason=one.reason,
-        priority=priority if isinstance(priority, int) else None,
-        topic=topic if isinstance(topic, str) else "",
-        delay_ms=delay if isinstance(delay, int) else 0,
-        per_second=one.per_second or 0,
-    )
+    plan = answers.of(pb.BulkPlan, one, verb=one.verb.label)
     return answers.of(pb.BulkOperation, one, plan=plan, topics=[] if one.topics is None else one.topics.listed)

@@ -8,13 +8,11 @@ from headgate.api.grpc import schedule_codec as codec
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import at_us, moment
 from headgate.api.grpc.methods import Context
-from headgate.control.schedules import Schedules
+from headgate.control.schedules import NEXT_DEFAULT, Schedules
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import schedules_pb2 as pb
-
-NEXT_DEFAULT = 5
 
 
 class ScheduleService:

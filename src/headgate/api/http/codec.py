@@ -336,22 +336,7 @@ def job_info(job: JobView) -> JobInfo:
 
 def job_line(job: JobLine, tenant: str) -> JobInfo:
     """A job of a list."""
-    return JobInfo(
-        id=str(job.id),
-        tenant=tenant,
-        topic=job.topic,
-        state=job.state.label,  # type: ignore[arg-type]  # one of StateName
-        priority=job.priority,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        worker=job.worker or "",
-        created_us=at_us(job.created_at),
-        run_at_us=at_us(job.run_at),
-        claimed_us=at_us(job.claimed_at),
-        finished_us=at_us(job.finished_at),
-        last_error=job.last_error or "",
-        tags=list(job.tags),
-    )
+    return answers.part_of(JobInfo, job, tenant=tenant)
 
 
 def _relations(found: Sequence[Relation]) -> list[RelationOut]:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from litestar.params import FromQuery
 
+from headgate.control.bulk import GROUPS_DEFAULT
 from headgate.domain.bulk import DeadGroup, dead_filter, masked_group
 from headgate.domain.errors import InvalidInput
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import page
-
-GROUPS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ async def list_dead_letters(request: PageRequest, topic: FromQuery[str] = "") ->
     rows: list[GroupRow] = []
     found = None
     try:
-        found = await request.cases.bulk.dead_groups(request.caller, topic.strip(), limit=GROUPS)
+        found = await request.cases.bulk.dead_groups(request.caller, topic.strip(), limit=GROUPS_DEFAULT)
         rows = [
             GroupRow(group=masked_group(one, redaction), filter=dead_filter(one.topic, group=one.group))
             for one in found.groups

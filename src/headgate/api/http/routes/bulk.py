@@ -27,13 +27,12 @@ from headgate.api.http.codec import (
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, PathId, get, post
-from headgate.control.bulk import Request
+from headgate.control.bulk import GROUPS_DEFAULT, Request
 from headgate.domain import limits
 from headgate.domain.bulk import PER_SECOND_MAX, BulkOperation, DeadGroup
 from headgate.domain.ids import parse_job_id
 
 TAG = ["bulk operations"]
-GROUPS_DEFAULT = 100
 VerbName = Literal["cancel", "redrive", "discard", "reprioritise", "move"]
 BulkStateName = Literal["pending", "running", "done", "cancelled", "failed"]
 
@@ -201,15 +200,7 @@ def _request(plan: BulkPlan) -> Request:
 
 
 def _info(one: BulkOperation) -> BulkInfo:
-    priority, topic, delay = (one.parameters.get(name) for name in ("priority", "topic", "delay_ms"))
-    return answers.of(
-        BulkInfo,
-        one,
-        priority=priority if isinstance(priority, int) else None,
-        topic=topic if isinstance(topic, str) else "",
-        delay_ms=delay if isinstance(delay, int) else 0,
-        topics=[] if one.topics is None else one.topics.listed,
-    )
+    return answers.of(BulkInfo, one, topics=[] if one.topics is None else one.topics.listed)
 
 
 def dead_group(group: DeadGroup) -> DeadGroupOut:

@@ -24,6 +24,7 @@ from headgate.api.http.codec import (
 from headgate.api.http.new_jobs import NewJob, RawJob, SubmitReceipt, raw_job, receipt_of, submission_of
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import PageSize, PathId, get, post
+from headgate.control.bulk import COUNT_DEFAULT
 from headgate.control.jobs import WAIT_MAX_SECONDS
 from headgate.control.submit import taken
 from headgate.domain import limits
@@ -33,7 +34,6 @@ from headgate.domain.states import State
 from headgate.domain.states import SubmitReceipt as Receipt
 from headgate.domain.views import JobView
 
-COUNT_DEFAULT = 10_000
 TAG = ["jobs"]
 
 IdempotencyKey = Annotated[

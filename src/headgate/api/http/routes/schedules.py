@@ -34,6 +34,7 @@ from headgate.api.http.codec import (
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, delete, get, post, put
+from headgate.control.schedules import NEXT_DEFAULT
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput
 from headgate.domain.ids import parse_job_id
@@ -43,7 +44,6 @@ from headgate.domain.validation import to_ms
 from headgate.domain.views import ScheduledJob, ScheduleView
 
 TAG = ["schedules"]
-NEXT_DEFAULT = 5
 VERSION_MAX = 2**31 - 1
 Name = Annotated[
     str,
