@@ -11,9 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput, NotFound, VersionConflict, paused_again
-from headgate.domain.ids import IdKind
 from headgate.domain.timestamps import MICROSECOND, from_unix_us
-from headgate.domain.topic_sets import TopicSet
 from headgate.domain.views import (
     AuditFilter,
     AuditPage,
@@ -34,6 +32,7 @@ from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.tenant_calls import TenantCalls, lane_call, tenant_call
 
 TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2"
 # Topics are few beside jobs; index: topics_tenant_no_name_key
@@ -60,11 +59,17 @@ RUNNING_LOOK_AT: Final = 20_000
 """Running jobs of all tenants that one list looks at."""
 
 
-class AdminStore:
+class AdminStore(TenantCalls):
     """Fits control's port for these verbs."""
 
+    find_ids = tenant_call("read", id_prefixes.find_ids)
+    quiet_set = lane_call("upkeep", quiet.quiet_set)
+    all_stops = lane_call("upkeep", worker_stops.all_stops)
+
+    _database: DispatchStore
+
     def __init__(self, database: DispatchStore) -> None:
-        self._database = database
+        super().__init__(database)
 
     async def tenant_no(self, tenant: str) -> int:
         return await self._database.tenant_no(tenant)
@@ -275,20 +280,12 @@ class AdminStore:
         async with self._write(tenant_no) as db, transaction(db):
             await audit.record(db, tenant_no, actor=who, verb="reveal", target=f"job {job_id}", reason=reason)
 
-    async def quiet_set(self) -> frozenset[tuple[int, str]]:
-        async with self._database.lane("upkeep").use() as db:
-            return await quiet.quiet_set(db)
-
     async def stop_worker(self, tenant: str, worker: str, *, reason: str, who: str) -> datetime:
         tenant_no = await self._database.tenant_no(tenant)
         async with self._write(tenant_no) as db, transaction(db):
             since = await worker_stops.stop(db, tenant_no, worker, reason=reason, who=who)
             await audit.record(db, tenant_no, actor=who, verb="stop_worker", target=f"worker {worker}", reason=reason)
         return since
-
-    async def all_stops(self) -> dict[tuple[int, str], WorkerStop]:
-        async with self._database.lane("upkeep").use() as db:
-            return await worker_stops.all_stops(db)
 
     async def workers_elsewhere(self, tenant: str) -> tuple[list[WorkerView], list[LostWorker], bool]:
         """Those that other instances report, connected and lost; and whether more are connected than they report."""
@@ -355,13 +352,6 @@ class AdminStore:
             if id_ is not None
         ]
         return found, any(row[6] for row in rows)
-
-    async def find_ids(
-        self, tenant: str, kind: IdKind, between: tuple[UUID, UUID], *, topics: TopicSet | None, limit: int
-    ) -> tuple[list[UUID], bool]:
-        tenant_no = await self._database.tenant_no(tenant)
-        async with self._read(tenant_no) as db:
-            return await id_prefixes.find_ids(db, tenant_no, kind, between, topics=topics, limit=limit)
 
     async def summarise(self, summary: Mapping[str, object]) -> None:
         """Say who is connected here, for those who ask another instance: one row, whatever the number of workers."""

@@ -36,7 +36,7 @@ from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.names import Names
 from headgate.store.rows import from_row
-from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
+from headgate.store.tenant_calls import TenantCalls, lane_call, named_call, tenant_call
 
 GET: Final = """
 SELECT o.id, o.verb, o.state, o.filter, o.topics, o.parameters, o.per_second, o.as_of, o.expected, o.expected_exactly,
@@ -279,6 +279,7 @@ class BulkStore(TenantCalls):
     operation = tenant_call("read", get)
     operations = tenant_call("read", list_operations)
     cancel = tenant_call("admin", cancel)
+    started = lane_call("upkeep", started)
 
     async def start(
         self, tenant: str, operation_id: UUID, plan: Plan, *, who: str, topics: TopicSet | None, credential: str
@@ -302,10 +303,6 @@ class BulkStore(TenantCalls):
                 credential=credential,
                 expected=counted,
             )
-
-    async def started(self) -> list[StartedBulk]:
-        async with self._database.lane("upkeep").use() as db:
-            return await started(db)
 
     async def end_revoked(self, operation: StartedBulk, *, reason: str) -> None:
         async with self._database.as_tenant("admin", operation.tenant_no) as db:

@@ -21,10 +21,10 @@ from headgate.domain.rate_limits import Rates
 from headgate.domain.topic_sets import TopicSet
 from headgate.store import audit
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
 from headgate.store.rows import from_row
+from headgate.store.tenant_calls import TenantCalls, any_tenant_call, lane_call
 
 VERSION: Final = "SELECT version FROM headgate.key_changes"
 LOAD: Final = """
@@ -194,43 +194,20 @@ def _view(row: asyncpg.Record) -> KeyView:
     return from_row(KeyView, row, scopes=tuple(row[3]), topics=topics, rates=rates)
 
 
-class KeyStore:
-    """Keys over the connections of one instance; fits the ports of control/."""
+class KeyStore(TenantCalls):
+    """Keys over the connections of one instance; fits the ports of control/. `tenant` None: a key of any tenant."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    rotate = any_tenant_call("admin", rotate)
+    revoke = any_tenant_call("admin", revoke)
+    listed = any_tenant_call("read", listed)
+    get = any_tenant_call("read", one)
+    load = lane_call("keys", load)
 
     async def create(self, new: NewKey, *, actor: str) -> tuple[KeyView, str]:
         """Store a key, of the tenant that it names."""
         tenant_no = await self._database.tenant_no(new.tenant) if new.tenant else 0
         async with self._database.as_tenant("admin", tenant_no) as db:
             return await create(db, tenant_no, new, actor=actor)
-
-    async def rotate(
-        self, tenant: str | None, key_id: str, *, overlap: timedelta, actor: str, reason: str
-    ) -> tuple[KeyView, str]:
-        """Give a key a new secret. `tenant` None: a key of any tenant."""
-        tenant_no = await self._tenant_no(tenant)
-        async with self._database.as_tenant("admin", tenant_no) as db:
-            return await rotate(db, tenant_no, key_id, overlap=overlap, actor=actor, reason=reason)
-
-    async def revoke(self, tenant: str | None, key_id: str, *, actor: str, reason: str) -> KeyView:
-        """End a key."""
-        tenant_no = await self._tenant_no(tenant)
-        async with self._database.as_tenant("admin", tenant_no) as db:
-            return await revoke(db, tenant_no, key_id, actor=actor, reason=reason)
-
-    async def listed(self, tenant: str | None, *, revoked: bool, after: str, limit: int) -> list[KeyView]:
-        """A page of keys."""
-        tenant_no = await self._tenant_no(tenant)
-        async with self._database.as_tenant("read", tenant_no) as db:
-            return await listed(db, tenant_no, revoked=revoked, after=after, limit=limit)
-
-    async def get(self, tenant: str | None, key_id: str) -> KeyView:
-        """One key."""
-        tenant_no = await self._tenant_no(tenant)
-        async with self._database.as_tenant("read", tenant_no) as db:
-            return await one(db, tenant_no, key_id)
 
     async def exist(self) -> bool:
         """Whether any key is valid now."""
@@ -244,11 +221,6 @@ class KeyStore:
             with translating(writing=False):
                 return int(await db.fetchval(VERSION))
 
-    async def load(self, ids: Sequence[str]) -> list[StoredKey]:
-        """Keys as servers check them."""
-        async with self._database.lane("keys").use() as db:
-            return await load(db, ids)
-
     async def used(self, ids: Sequence[str]) -> None:
         """Note that keys are in use; not while the database is read-only."""
         if self._database.read_only:
@@ -256,6 +228,3 @@ class KeyStore:
         async with self._database.lane("keys").use() as db:
             with translating(writing=True):
                 await db.execute(USED, list(ids))
-
-    async def _tenant_no(self, tenant: str | None) -> int | None:
-        return None if tenant is None else await self._database.tenant_no(tenant)

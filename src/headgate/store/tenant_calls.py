@@ -49,3 +49,28 @@ def named_call(
             return await function(db, self._database.names, tenant_no, *args, **kwargs)
 
     return call
+
+
+def any_tenant_call(
+    lane: str, function: Callable[Concatenate[Connection, int | None, P], Answer[R]]
+) -> Callable[Concatenate[TenantCalls, str | None, P], Answer[R]]:
+    """As `tenant_call`, for a function that also works without a tenant: for all of them."""
+
+    async def call(self: TenantCalls, tenant: str | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        tenant_no = None if tenant is None else await self._database.tenant_no(tenant)
+        async with self._database.as_tenant(lane, tenant_no) as db:
+            return await function(db, tenant_no, *args, **kwargs)
+
+    return call
+
+
+def lane_call(
+    lane: str, function: Callable[Concatenate[Connection, P], Answer[R]]
+) -> Callable[Concatenate[TenantCalls, P], Answer[R]]:
+    """The method that calls `function` on a lane that works for all tenants."""
+
+    async def call(self: TenantCalls, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        async with self._database.lane(lane).use() as db:
+            return await function(db, *args, **kwargs)
+
+    return call

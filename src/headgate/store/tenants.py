@@ -16,9 +16,9 @@ from headgate.domain.tenants import BUILT_IN, QUOTAS, Quota, TenantView, exceede
 from headgate.domain.topic_limits import Rate
 from headgate.store import audit
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
+from headgate.store.tenant_calls import TenantCalls, lane_call
 
 # By name; $2 one of them, or all after $1. What is used is counted from rollups and small tables.
 SHOW: Final = """
@@ -172,11 +172,12 @@ def _view(row: Any) -> TenantView:
     )
 
 
-class TenantStore:
+class TenantStore(TenantCalls):
     """Fits control's port for tenants."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    page = lane_call("upkeep", show)
+    defaults = lane_call("upkeep", defaults)
+    set_defaults = lane_call("upkeep", set_defaults)
 
     async def get(self, name: str, *, own: bool) -> TenantView:
         """One tenant; `own`: it asks for itself. Raises NotFound."""
@@ -188,24 +189,11 @@ class TenantStore:
             raise NotFound("tenant", name)
         return found[0]
 
-    async def page(self, *, after: str, limit: int) -> list[TenantView]:
-        """Tenants by name."""
-        async with self._database.lane("upkeep").use() as db:
-            return await show(db, after=after, limit=limit)
-
-    async def defaults(self) -> dict[str, Quota]:
-        async with self._database.lane("upkeep").use() as db:
-            return await defaults(db)
-
     async def set_quotas(self, name: str, changes: Mapping[str, Quota], *, actor: str, reason: str) -> TenantView:
         """Set quotas of a tenant, made if need be."""
         tenant_no = await self._database.tenant_no(name)
         async with self._database.lane("upkeep").use() as db:
             return await set_quotas(db, tenant_no, name, changes, actor=actor, reason=reason)
-
-    async def set_defaults(self, changes: Mapping[str, Quota], *, actor: str, reason: str) -> dict[str, Quota]:
-        async with self._database.lane("upkeep").use() as db:
-            return await set_defaults(db, changes, actor=actor, reason=reason)
 
     async def limits(self, name: str) -> tuple[Rate | None, int | None, int]:
         """The rate of submits, the maximum of worker sessions, and how many are open on other instances."""
