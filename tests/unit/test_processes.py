@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from headgate.cli.serve_many import start_message
 from headgate.cli.serve_process import options_of
-from headgate.cli.supervisor_commands import start_message
 from headgate.domain.errors import InvalidSetting
 from headgate.ops import child, supervisor
 from headgate.ops.balance import surplus

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from headgate.cli.database import chosen_database
 from headgate.cli.errors import print_error
 from headgate.cli.http_port import http_lines
-from headgate.cli.supervisor_commands import start_message
 from headgate.domain.release import version
 from headgate.ops.configuration import Configuration
 from headgate.ops.drain_log import log_second_signal
@@ -90,3 +89,20 @@ async def _supervise(
             supervisor.kill()
             raise
         return 0 if await supervisor.stop() else 1
+
+
+def start_message(options: dict[str, object], *, number: int, log_options: Mapping[str, str]) -> dict[str, object]:
+    """The first message to the process with this number (from 1), as plain JSON. A given name gets the number too."""
+    name = f"{options['name']}-{number}" if options["name"] else ""
+    plain = {key: _plain(value) for key, value in options.items()}
+    return {
+        "number": number,
+        **log_options,
+        "options": plain | {"name": name, "shared_port": True, "process": number},
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return value.total_seconds() if isinstance(value, timedelta) else value

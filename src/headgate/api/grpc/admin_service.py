@@ -12,7 +12,6 @@ from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import answers, at_us, moment, span
 from headgate.api.grpc.errors import message_of
 from headgate.api.grpc.methods import Context
-from headgate.api.grpc.system_codec import system_info
 from headgate.control.admin import QUIET_DEFAULT, Admin, JobAnswer
 from headgate.control.jobs import Jobs
 from headgate.control.system import System
@@ -21,6 +20,7 @@ from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.ids import IdKind, id_from_bytes
 from headgate.domain.job_logs import LINES_MAX
 from headgate.domain.retention import RetentionRules
+from headgate.domain.system import SystemReport
 from headgate.domain.timestamps import MICROSECOND
 from headgate.domain.validation import MILLISECOND, check_integer
 from headgate.domain.views import AuditFilter, Pause, Status, Target, TargetKind
@@ -174,7 +174,7 @@ class AdminService:
 
     async def get_system(self, _request: pb.GetSystemRequest, _call: Context) -> pb.SystemInfo:
         """What the installation runs with."""
-        return system_info(await self._system.report(caller()))
+        return _system_info(await self._system.report(caller()))
 
     async def run_retention(self, _request: pb.RunRetentionRequest, _call: Context) -> pb.RunRetentionResponse:
         """One retention pass."""
@@ -261,3 +261,17 @@ def _ids(raw: Sequence[bytes]) -> list[UUID]:
     if len(raw) > limits.VERB_MAX_JOBS:  # before anything is made of them
         raise TooLarge("ids", size=len(raw), limit=limits.VERB_MAX_JOBS, unit="jobs", hint="make several calls")
     return [id_from_bytes(one, field="ids") for one in raw]
+
+
+def _system_info(report: SystemReport) -> pb.SystemInfo:
+    database = report.database
+    return answers.of(
+        pb.SystemInfo,
+        report,
+        database,
+        database_bytes=database.bytes,
+        migrations=[answers.of(pb.SystemInfo.Migration, one) for one in database.migrations],
+        tables=[answers.of(pb.SystemInfo.Table, one) for one in database.tables],
+        has_statements=database.statements is not None,
+        statements=[answers.of(pb.SystemInfo.Statement, one) for one in database.statements or ()],
+    )

@@ -1,4 +1,4 @@
-"""The first page: is it healthy, what is failing, and what to do."""
+"""The first page: is it healthy, what is failing, and what to do; and the one for an empty installation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from headgate.domain.bulk import masked_group
 from headgate.domain.states import State
 from headgate.domain.stats import DEFAULT_WINDOW, WINDOWS, Series
 from headgate.web import charts
-from headgate.web.pages.getting_started import WORKER
 from headgate.web.request import Html, PageRequest
 from headgate.web.routing import page
 
@@ -22,6 +21,15 @@ _SPARKS: Final = {
     State.CANCELLED: "cancelled",
 }
 """States whose card shows how many jobs came to it in each interval; that of pending jobs shows how many there were."""
+WORKER: Final = """from headgate import Headgate
+
+hg = Headgate()
+
+
+@hg.job("greet")
+def greet(name: str) -> str:
+    return f"Hello, {name}!"
+"""
 
 
 @page("/", uses="AdminService/Status")
@@ -43,6 +51,23 @@ async def overview(request: PageRequest, since: FromQuery[str] = "") -> Html:
         workers=len(summary.workers),
         jobs=sum(summary.counts.values()),
         completed=summary.counts[State.COMPLETED],
+    )
+
+
+@page("/getting-started", uses="AdminService/Status")
+async def getting_started(request: PageRequest) -> Html:
+    """A worker and a job to copy, and a sign as soon as they have arrived."""
+    status = await request.cases.admin.status(request.caller)
+    workers = sum(one.workers for one in status.instances)
+    jobs = sum(sum(one.counts.values()) for one in status.topics)
+    completed = sum(one.counts.get(State.COMPLETED, 0) for one in status.topics)
+    return request.render(
+        "start/index.html",
+        fragment="start/_steps.html",
+        worker_code=WORKER.strip(),
+        workers=workers,
+        jobs=jobs,
+        completed=completed,
     )
 
 
