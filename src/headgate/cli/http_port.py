@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, not_both
 from headgate.ops.configuration import Configuration
 
 
@@ -11,7 +11,7 @@ def http_port_of(config: Configuration) -> int | None:
     port, http_port = config.integer("port"), config["http_port"]
     if config.switch("no_http"):
         if http_port is not None:
-            raise InvalidInput("--http-port", "cannot be given together with --no-http", hint="give one of the two")
+            raise not_both("--http-port", "--no-http")
         return None
     if http_port is None:
         return port + 1 if 0 < port < 65_535 else 0

@@ -31,7 +31,7 @@ from headgate.cli.options import (
     Starting,
 )
 from headgate.cli.output import Columns, for_people, print_lines, print_list, when
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, not_both
 from headgate.domain.ids import JobId as KnownId
 from headgate.domain.limits import JOB_EVENTS_MAX
 from headgate.domain.validation import parse_priority
@@ -56,7 +56,7 @@ class Matching:
     def replaces(self, job_ids: Sequence[str]) -> bool:
         """Whether a filter was given; raises InvalidInput if ids were given as well, or options that need one."""
         if self.filter and job_ids:
-            raise InvalidInput("--filter", "cannot be given together with job ids", hint="give one of the two")
+            raise not_both("--filter", "job ids")
         if not self.filter and (self.yes or self.dry_run or self.detach):
             raise InvalidInput("--filter", "is required by --yes, --dry-run and --detach")
         return bool(self.filter)

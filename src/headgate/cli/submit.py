@@ -11,7 +11,7 @@ from headgate.cli.connection import with_client
 from headgate.cli.options import DEFAULT_SERVER, MaxAttempts, Output, Payload, Priority, Raw, Server, Tags
 from headgate.cli.output import Columns, as_json, for_people, print_list, print_one
 from headgate.cli.unhandled import unhandled_line
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput, not_both
 from headgate.domain.ids import JobId
 from headgate.domain.validation import parse_priority
 from headgate.sdk import Forbidden, Headgate, JobHandle, JobOptions, ResultTimeout, Unique
@@ -153,7 +153,7 @@ async def _id(hg: Headgate, kind: str, text: str, option: str) -> JobId:
 def _check_many(payload: str, **single: object) -> None:
     """Raise InvalidInput for what belongs to one job."""
     if payload:
-        raise InvalidInput("--file", "cannot be given together with a payload", hint="give one of the two")
+        raise not_both("--file", "a payload")
     if given := [f"--{name}" for name, value in single.items() if value is not None]:
         raise InvalidInput(given[0], "is for one job, and cannot be given together with --file")
 

@@ -61,7 +61,7 @@ def _at(one: ScheduledJob | Skip) -> datetime:
 
 
 async def schedule_list(
-    admin: Admin, schedules: Schedules, caller: Identity, *, after: str = "", limit: int = 100
+    admin: Admin, schedules: Schedules, caller: Identity, *, after: str = "", limit: int
 ) -> ScheduleList:
     """A page of schedules."""
     found = await schedules.listed(caller, after=after, limit=limit)

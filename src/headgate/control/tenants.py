@@ -45,7 +45,7 @@ class Tenants:
             raise NotFound("tenant", name)
         return await self._store.get(caller.tenant, own=True)
 
-    async def page(self, caller: Identity, *, after: str = "", limit: int = 100) -> tuple[list[TenantView], str]:
+    async def page(self, caller: Identity, *, after: str = "", limit: int) -> tuple[list[TenantView], str]:
         """A page by name, and the name after which the next one begins; empty on the last page."""
         caller.require(Scope.SYSTEM)
         check_page_size(limit)

@@ -48,6 +48,11 @@ class InvalidInput(HeadgateError):
         self.field, self.problem, self.hint = field, problem, hint
 
 
+def not_both(field: str, other: str) -> InvalidInput:
+    """Two things were given, of which only one can be."""
+    return InvalidInput(field, f"cannot be given together with {other}", hint="give one of the two")
+
+
 class TooLarge(InvalidInput):
     """A value is of the right kind, but over its size limit."""
 

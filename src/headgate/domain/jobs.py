@@ -17,7 +17,7 @@ from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Dependencies, Unique, checked_dependencies
-from headgate.domain.errors import HeadgateError, InvalidInput
+from headgate.domain.errors import HeadgateError, InvalidInput, not_both
 from headgate.domain.ids import JobId, TenantName, TopicName, parse_job_id
 from headgate.domain.payload_schemas import checked_schema
 from headgate.domain.retention import KEEP_RULES, check_keep
@@ -132,7 +132,7 @@ class Submission:
         if self.priority is not None:
             self._keep("priority", check.check_priority(self.priority))
         if self.delay is not None and self.run_at is not None:
-            raise InvalidInput("run_at", "cannot be given together with delay", hint="give one of the two")
+            raise not_both("run_at", "delay")
         if self.delay is not None:
             self._keep("delay", check.check_delay(self.delay))
         if self.run_at is not None:

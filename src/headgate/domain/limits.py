@@ -110,6 +110,10 @@ PAGE_MAX: Final = 1_000
 JOB_EVENTS_MAX: Final = 1_000
 """Events of a job in one answer: the newest, or those before a given one."""
 PAGE_DEFAULT: Final = 50
+NAMES_PAGE: Final = 100
+"""Entries of a page of names (topics, tenants, keys, sessions), of versions of a policy, and of the audit log."""
+SPAN_MAX_MS: Final = 10**15
+"""Of any span, before the rule of its field: far above all of them, and safe to compute with."""
 LIST_LOOK_AT: Final = 10_000
 """Jobs that one page of a list looks at: at 3 to 10 microseconds each, the worst page costs about 100 ms."""
 

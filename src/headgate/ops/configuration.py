@@ -19,7 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headgate.domain.errors import InvalidInput, InvalidSetting
+from headgate.domain.errors import InvalidInput, InvalidSetting, not_both
 from headgate.domain.redaction import MASK, Redaction
 from headgate.domain.units import duration, size
 from headgate.domain.validation import check_text, shown
@@ -254,7 +254,7 @@ def _of_profile(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict
     by_flag = given is not None and given.origin is Origin.FLAG
     if _of_flag(address, flags) is not None:
         if by_flag:
-            raise InvalidInput(setting.flag, "cannot be given together with --url", hint="give one of the two")
+            raise not_both(setting.flag, "--url")
         return {}
     if not by_flag and _of_variable(address, environ) is not None:
         return {}

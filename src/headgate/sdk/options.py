@@ -12,7 +12,7 @@ from headgate.domain import limits
 from headgate.domain import validation as check
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.dependencies import Needs, OnParentFailure, Unique, check_parents
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, not_both
 from headgate.domain.ids import JobId, parse_job_id
 from headgate.domain.timestamps import unix_us
 from headgate.sdk.outcomes import Seconds, delay_in_ms
@@ -161,7 +161,7 @@ def priority_of(value: object) -> int:
 def _template(given: JobOptions) -> pb.NewJob:
     job = pb.NewJob()
     if "delay" in given and "run_at" in given:
-        raise InvalidInput("run_at", "cannot be given together with delay", hint="give one of the two")
+        raise not_both("run_at", "delay")
     if "delay" in given:
         job.delay_ms = delay_in_ms(given["delay"])
     if "run_at" in given:

@@ -28,7 +28,6 @@ from headgate.domain.workers import WorkerView
 from headgate.wire import admin_pb2 as pb
 from headgate.wire import jobs_pb2
 
-AUDIT_PAGE: Final = 100
 _ID_KINDS: Final = {pb.ID_KIND_JOB: IdKind.JOB, pb.ID_KIND_BATCH: IdKind.BATCH, pb.ID_KIND_BULK: IdKind.BULK}
 
 
@@ -152,7 +151,7 @@ class AdminService:
             until=moment(request.until_us, field="until_us") if request.until_us else None,
         )
         found = await self._admin.audit(
-            caller(), before=request.before or None, limit=request.limit or AUDIT_PAGE, wanted=wanted
+            caller(), before=request.before or None, limit=request.limit or limits.NAMES_PAGE, wanted=wanted
         )
         return pb.ListAuditResponse(
             next_before=found.next_before or 0,

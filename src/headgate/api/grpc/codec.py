@@ -8,6 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from headgate.api.fields import Answers
+from headgate.domain import limits
 from headgate.domain.backoff import BackoffKind, RetryPolicy, policy_from
 from headgate.domain.dependencies import Met, Needs, Relation
 from headgate.domain.errors import InvalidInput
@@ -56,7 +57,7 @@ def duration(milliseconds: int, *, field: str) -> timedelta:
 
 def span(milliseconds: int, field: str) -> timedelta:
     """A span of 0 or more milliseconds; raises InvalidInput."""
-    if not 0 <= milliseconds <= 10**15:
+    if not 0 <= milliseconds <= limits.SPAN_MAX_MS:
         raise InvalidInput(field, f"must be 0 or more milliseconds, got {milliseconds}")
     return milliseconds * _MS
 

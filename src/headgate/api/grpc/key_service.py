@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import answers
@@ -15,8 +15,6 @@ from headgate.domain.api_keys import KeyView
 from headgate.domain.validation import check_integer
 from headgate.domain.web_sessions import WebSession
 from headgate.wire import keys_pb2 as pb
-
-PAGE: Final = 100
 
 
 class KeyService:
@@ -49,7 +47,7 @@ class KeyService:
     async def list_keys(self, request: pb.ListKeysRequest, _call: Context) -> pb.ListKeysResponse:
         """A page of keys."""
         found, after = await self._keys.page(
-            caller(), revoked=request.revoked, after=request.after, limit=request.limit or PAGE
+            caller(), revoked=request.revoked, after=request.after, limit=request.limit or limits.NAMES_PAGE
         )
         return pb.ListKeysResponse(keys=map(_info, found), after=after)
 
@@ -66,7 +64,9 @@ class KeyService:
 
     async def list_sessions(self, request: pb.ListSessionsRequest, _call: Context) -> pb.ListSessionsResponse:
         """A page of sessions."""
-        found, after = await self._sessions.page(caller(), after=request.after, limit=request.limit or PAGE)
+        found, after = await self._sessions.page(
+            caller(), after=request.after, limit=request.limit or limits.NAMES_PAGE
+        )
         return pb.ListSessionsResponse(sessions=map(_session, found), after=after)
 
     async def revoke_session(self, request: pb.RevokeSessionRequest, _call: Context) -> pb.SessionInfo:

@@ -10,7 +10,7 @@ from headgate.api.grpc.codec import at_us, moment
 from headgate.api.grpc.methods import Context
 from headgate.control.schedules import NEXT_DEFAULT, Schedules
 from headgate.domain import limits
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import not_both
 from headgate.domain.ids import id_from_bytes, parse_job_id
 from headgate.wire import schedules_pb2 as pb
 
@@ -77,7 +77,7 @@ class ScheduleService:
         count = request.count or NEXT_DEFAULT
         if request.HasField("timing"):
             if request.name:
-                raise InvalidInput("name", "cannot be given together with a timing", hint="give one of the two")
+                raise not_both("name", "a timing")
             timing = codec.timing_of(request.timing)
             found = await self._schedules.preview(
                 timing,

@@ -10,7 +10,7 @@ from headgate.api.grpc.codec import moment, retry_policy, span
 from headgate.api.grpc.errors import message_of
 from headgate.control.submit import SubmitResult
 from headgate.domain.dependencies import Needs, OnConflict, OnParentFailure, Unique
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, not_both
 from headgate.domain.ids import JobId, TenantName, TopicName, id_from_bytes, parse_job_id
 from headgate.domain.jobs import JobRules, Submission
 from headgate.domain.states import Word
@@ -31,7 +31,7 @@ def submission_of(
 ) -> Submission:
     """One job to submit; raises InvalidInput naming the field. `sees`: topics whose jobs it may refer to."""
     if job.delay_ms and job.run_at_us:
-        raise InvalidInput("run_at_us", "cannot be given together with delay_ms", hint="give one of the two")
+        raise not_both("run_at_us", "delay_ms")
     delay = span(job.delay_ms, "delay_ms") if job.delay_ms else None
     run_at = _due_at(job.run_at_us, field="run_at_us") if job.run_at_us else None
     return Submission(
@@ -77,7 +77,7 @@ def _deadline(job: pb.NewJob, due: datetime | timedelta | None) -> datetime | ti
     if not job.deadline_ms and not job.deadline_us:
         return None
     if job.deadline_ms and job.deadline_us:
-        raise InvalidInput("deadline_us", "cannot be given together with deadline_ms", hint="give one of the two")
+        raise not_both("deadline_us", "deadline_ms")
     field = "deadline_ms" if job.deadline_ms else "deadline_us"
     deadline = span(job.deadline_ms, field) if job.deadline_ms else _due_at(job.deadline_us, field=field)
     # The deadline of a repeated submit may have passed meanwhile: that must not hide that the job exists.

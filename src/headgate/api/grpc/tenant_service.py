@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from headgate.api.grpc.auth import caller
 from headgate.api.grpc.codec import answers, at_us
 from headgate.api.grpc.methods import Context
 from headgate.control.tenants import Tenants
+from headgate.domain import limits
 from headgate.domain.rate_limits import rate_text
 from headgate.domain.tenants import QUOTAS, Quota, TenantView, changes_of
 from headgate.domain.topic_limits import Rate
 from headgate.wire import tenants_pb2 as pb
-
-PAGE: Final = 100
 
 
 class TenantService:
@@ -31,7 +30,7 @@ class TenantService:
 
     async def list_tenants(self, request: pb.ListTenantsRequest, _call: Context) -> pb.ListTenantsResponse:
         """A page of tenants."""
-        found, after = await self._tenants.page(caller(), after=request.after, limit=request.limit or PAGE)
+        found, after = await self._tenants.page(caller(), after=request.after, limit=request.limit or limits.NAMES_PAGE)
         return pb.ListTenantsResponse(tenants=map(_info, found), after=after)
 
     async def set_tenant(self, request: pb.SetTenantRequest, _call: Context) -> pb.TenantInfo:

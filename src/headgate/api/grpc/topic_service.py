@@ -11,6 +11,7 @@ from headgate.api.grpc.codec import answers, policy_message, retry_policy, span
 from headgate.api.grpc.methods import Context
 from headgate.control.topic_policies import TopicPolicies
 from headgate.control.topics import Topics
+from headgate.domain import limits
 from headgate.domain.backoff import RetryPolicy
 from headgate.domain.topic_limits import Rate
 from headgate.domain.topic_policy import PolicyChange, PolicyVersion
@@ -32,7 +33,7 @@ class TopicService:
 
     async def list_topics(self, request: pb.ListTopicsRequest, _call: Context) -> pb.ListTopicsResponse:
         """A page of topics by name."""
-        found, after = await self._topics.page(caller(), after=request.after, limit=request.limit or 100)
+        found, after = await self._topics.page(caller(), after=request.after, limit=request.limit or limits.NAMES_PAGE)
         return pb.ListTopicsResponse(topics=map(topic_info, found), next=after)
 
     async def get_topic(self, request: pb.GetTopicRequest, _call: Context) -> pb.TopicInfo:
@@ -70,7 +71,7 @@ class TopicService:
     ) -> pb.ListTopicVersionsResponse:
         """A page of versions, newest first."""
         found = await self._policies.history(
-            caller(), request.name, before=request.before or None, limit=request.limit or 100
+            caller(), request.name, before=request.before or None, limit=request.limit or limits.NAMES_PAGE
         )
         return pb.ListTopicVersionsResponse(versions=map(_version, found))
 

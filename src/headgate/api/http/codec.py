@@ -27,7 +27,7 @@ from headgate.domain.backoff import BackoffKind, RetryPolicy, policy_from
 from headgate.domain.bulk import JobLine
 from headgate.domain.dependencies import Met, Relation
 from headgate.domain.envelope import content_type_of
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, not_both
 from headgate.domain.states import State
 from headgate.domain.timestamps import MAX_US, from_unix_us, unix_us
 from headgate.domain.views import JobView
@@ -40,7 +40,6 @@ NOT_A_PAGE: Final = {"content-disposition": "attachment", "content-security-poli
 """Producers choose the bytes and their type: a browser must not run them as a page of this server."""
 NOTHING: Final = timedelta(0)
 _MS: Final = timedelta(milliseconds=1)
-_SPAN_MAX_MS: Final = 10**15
 
 StateName = Literal["pending", "running", "scheduled", "retrying", "blocked", "completed", "dead", "cancelled"]
 NeedsName = Literal["succeeded", "ended"]
@@ -57,7 +56,7 @@ BackoffName = Literal[
 RawJson: TypeAlias = msgspec.Raw | msgspec.UnsetType
 """A JSON value that is passed on as it is; UNSET: there is none."""
 Microseconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_US)]
-Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=_SPAN_MAX_MS)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=limits.SPAN_MAX_MS)]
 Reason = Annotated[
     str, msgspec.Meta(max_length=limits.REASON_MAX_CHARS, description="Why, for the audit and the history.")
 ]
@@ -150,7 +149,7 @@ def payload_bytes(payload: RawJson, payload_base64: str | None, *, field: str = 
             raise InvalidInput(field, "is not UTF-8") from None
         return raw
     if raw:
-        raise InvalidInput(f"{field}_base64", f"cannot be given together with {field}", hint="give one of the two")
+        raise not_both(f"{field}_base64", field)
     try:
         return b64decode(payload_base64, validate=True)
     except (Base64Error, ValueError):

@@ -30,7 +30,7 @@ from headgate.api.http.problems import ItemError, item_error
 from headgate.control.submit import SubmitResult
 from headgate.domain import limits
 from headgate.domain.dependencies import Unique
-from headgate.domain.errors import InvalidInput
+from headgate.domain.errors import InvalidInput, not_both
 from headgate.domain.ids import JobId, TenantName, id_from_bytes, parse_job_id
 from headgate.domain.ids import TopicName as Topic
 from headgate.domain.jobs import Submission
@@ -129,7 +129,7 @@ def submission_of(
     delay = span(given.delay_ms)
     run_at = moment(given.run_at_us, field="run_at_us")
     if delay is not None and run_at is not None:
-        raise InvalidInput("run_at_us", "cannot be given together with delay_ms", hint="give one of the two")
+        raise not_both("run_at_us", "delay_ms")
     if run_at is not None:
         run_at = check_run_at(run_at, now=datetime.now(UTC), field="run_at_us")
     return Submission(
@@ -166,7 +166,7 @@ def submission_of(
 
 def _deadline(given: NewJob, due: datetime | timedelta | None) -> datetime | timedelta | None:
     if given.deadline_ms is not None and given.deadline_us is not None:
-        raise InvalidInput("deadline_us", "cannot be given together with deadline_ms", hint="give one of the two")
+        raise not_both("deadline_us", "deadline_ms")
     # The deadline of a repeated submit may have passed meanwhile: that must not hide that the job exists.
     now = datetime.now(UTC) if given.id is None else None
     if given.deadline_ms is not None:

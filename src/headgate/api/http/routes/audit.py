@@ -11,9 +11,8 @@ from headgate.api.http.codec import Output, answers, moment
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routing import PageSize, get
 from headgate.control.admin import AUDIT_TERM_MAX_CHARS
+from headgate.domain import limits
 from headgate.domain.views import AuditFilter
-
-AUDIT_PAGE = 100
 
 
 class AuditEntry(Output, kw_only=True):
@@ -49,7 +48,7 @@ async def list_audit(
     before: Annotated[
         int | None, QueryParameter(ge=1, le=2**63 - 1, description="Number of the last entry of the previous page.")
     ] = None,
-    limit: PageSize = AUDIT_PAGE,
+    limit: PageSize = limits.NAMES_PAGE,
     actor: Annotated[
         str, QueryParameter(max_length=AUDIT_TERM_MAX_CHARS, description="Only changes by this one.")
     ] = "",

@@ -122,7 +122,7 @@ async def list_keys(
     request: ApiRequest,
     revoked: Annotated[bool, QueryParameter(description="Revoked keys as well.")] = False,
     after: Annotated[str, QueryParameter(max_length=100, description="The id after which the page begins.")] = "",
-    limit: PageSize = 100,
+    limit: PageSize = limits.NAMES_PAGE,
 ) -> KeyPage:
     """List keys by id."""
     found, following = await request.cases.keys.page(request.caller, revoked=revoked, after=after, limit=limit)

@@ -11,6 +11,7 @@ from headgate.api.http.codec import Output, answers
 from headgate.api.http.request import ApiRequest
 from headgate.api.http.routes.job_verbs import WithReason
 from headgate.api.http.routing import PageSize, get, post
+from headgate.domain import limits
 from headgate.domain.web_sessions import WebSession
 
 TAG = ["keys"]
@@ -41,7 +42,7 @@ class SessionPage(Output, kw_only=True):
 async def list_sessions(
     request: ApiRequest,
     after: Annotated[str, QueryParameter(description="The id after which the page begins.")] = "",
-    limit: PageSize = 100,
+    limit: PageSize = limits.NAMES_PAGE,
 ) -> SessionPage:
     """List browsers that are signed in to the dashboard."""
     found, following = await request.cases.web_sessions.page(request.caller, after=after, limit=limit)

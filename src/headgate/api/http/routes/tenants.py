@@ -95,7 +95,7 @@ async def list_tenants(
         str,
         QueryParameter(max_length=limits.TENANT_MAX_CHARS, description="The name after which the page begins."),
     ] = "",
-    limit: PageSize = 100,
+    limit: PageSize = limits.NAMES_PAGE,
 ) -> TenantPage:
     """List tenants by name. It needs the scope `system`."""
     found, following = await request.cases.tenants.page(request.caller, after=after, limit=limit)

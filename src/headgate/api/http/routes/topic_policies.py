@@ -21,6 +21,7 @@ from headgate.api.http.routes.topics import (
     topic_info,
 )
 from headgate.api.http.routing import PageSize, get, put
+from headgate.domain import limits
 from headgate.domain.topic_policy import PolicyChange, PolicyVersion
 from headgate.domain.views import TopicView
 
@@ -134,7 +135,7 @@ async def list_policy_versions(
     before: Annotated[
         int, QueryParameter(ge=0, le=2**31 - 1, description="The last version of the previous page.")
     ] = 0,
-    limit: PageSize = 100,
+    limit: PageSize = limits.NAMES_PAGE,
 ) -> PolicyVersions:
     """List the newest versions of the policy of a topic, newest first."""
     found = await request.cases.policies.history(request.caller, topic, before=before or None, limit=limit)

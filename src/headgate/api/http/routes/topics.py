@@ -231,7 +231,7 @@ class DeclaredTopics(Output, kw_only=True):
 async def list_topics(
     request: ApiRequest,
     after: Annotated[str, QueryParameter(description="`next` of the previous page.")] = "",
-    limit: PageSize = 100,
+    limit: PageSize = limits.NAMES_PAGE,
 ) -> TopicPage:
     """List topics by name, with their counts."""
     found, following = await request.cases.topics.page(request.caller, after=after, limit=limit)
