@@ -22,6 +22,7 @@ from headgate.domain.topic_sets import TopicSet
 from headgate.store import audit, bulk, bulk_chunks, listing, matching, reads
 from headgate.store.bulk import BulkStore
 from headgate.store.bulk_chunks import BulkChunks
+from headgate.store.clock import clock
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from tests.integration.test_bulk import chunk, counts, finish, start
@@ -261,7 +262,7 @@ async def test_a_runner_waits_longer_with_every_failure_until_a_chunk_succeeds(
 
 
 async def test_bounded_filters_leave_out_what_came_later(queue: Queue) -> None:
-    now = await matching.clock(queue.db)
+    now = await clock(queue.db)
     narrow = matching.bounded(listing.Filter(created_before=now - timedelta(hours=1)), now)
     assert narrow.created_before == now - timedelta(hours=1)
     assert narrow.ended_by == now

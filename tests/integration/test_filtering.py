@@ -19,6 +19,7 @@ from headgate.domain.timestamps import EPOCH
 from headgate.domain.topic_sets import TopicSet
 from headgate.domain.workers import stored_worker
 from headgate.store import dead_letters, listing, matching, verbs
+from headgate.store.clock import clock
 from headgate.store.connect import Connection, connect
 from tests.support.queue import Clock, Queue
 from tests.support.turns import counted_turns
@@ -238,7 +239,7 @@ async def test_a_count_is_exact_to_its_bound_and_says_when_it_is_not(queue: Queu
     await queue.add(20, "sms")
 
     async def counted(text: str, up_to: int = 100) -> tuple[int, bool]:
-        wanted = await matching.compiled(queue.db, tenant, parse(text), as_of=await matching.clock(queue.db))
+        wanted = await matching.compiled(queue.db, tenant, parse(text), as_of=await clock(queue.db))
         answer = await matching.count_matching(queue.db, tenant, wanted, up_to=up_to)
         return answer.total, answer.exact
 
@@ -399,7 +400,7 @@ async def test_a_list_and_a_count_end_in_time_and_can_be_gone_on_with(
     assert (short.jobs, short.cursor != "") == ([], True)
     assert len(await found(queue, "priority:>=0", limit=2)) == 8
     monkeypatch.setattr(matching, "COUNT_SECONDS", 0.0)
-    wanted = await matching.compiled(queue.db, tenant, parse("priority:0"), as_of=await matching.clock(queue.db))
+    wanted = await matching.compiled(queue.db, tenant, parse("priority:0"), as_of=await clock(queue.db))
     assert not (await matching.count_matching(queue.db, tenant, wanted)).exact
 
 

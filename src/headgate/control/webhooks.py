@@ -15,7 +15,7 @@ from headgate.control.ports import WebhookStore
 from headgate.domain import limits
 from headgate.domain.errors import InvalidInput, NotFound
 from headgate.domain.identity import Identity, Scope
-from headgate.domain.validation import check_integer, check_page_size, check_reason, shown
+from headgate.domain.validation import check_integer, check_page_size, check_reason
 from headgate.domain.webhooks import (
     OVERLAP_DEFAULT,
     SECRET_BYTES,
@@ -132,7 +132,7 @@ class Webhooks:
         limit: int = limits.PAGE_DEFAULT,
     ) -> list[DeliveryView]:
         """A page of deliveries, newest first, without their attempts. Raises NotFound."""
-        wanted = _state(state) if state else None
+        wanted = DeliveryState.parse(state.lower(), field="state") if state else None
         check_page_size(limit)
         await self._store.get(caller.tenant, webhook_id)
         return await self._store.deliveries(caller.tenant, webhook_id, state=wanted, before=before, limit=limit)
@@ -154,11 +154,3 @@ class Webhooks:
         )
         self._wake()
         return again
-
-
-def _state(name: str) -> DeliveryState:
-    try:
-        return DeliveryState[name.upper()]
-    except KeyError:
-        words = ", ".join(state.name.lower() for state in DeliveryState)
-        raise InvalidInput("state", f"must be one of {words}, got {shown(name)}") from None

@@ -13,12 +13,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from typing import Final
 from uuid import UUID
 
 from headgate.domain.errors import InvalidInput, TooLarge
 from headgate.domain.redaction import Redaction
+from headgate.domain.states import Word
 from headgate.domain.topic_sets import TopicSet, check_topic_pattern
 from headgate.domain.validation import check_integer, check_span, check_text, shown
 
@@ -80,7 +81,7 @@ CHOICES: Final = {name: event for event, name in NAMES.items() if event is not E
 """The events that an endpoint can ask for; `ping` is sent on request only."""
 
 
-class Mode(IntEnum):
+class Mode(Word):
     """Which endpoints get a `queue.ready`: each one, or one of those with the same group."""
 
     FANOUT = 0
@@ -88,7 +89,7 @@ class Mode(IntEnum):
     HASH = 2
 
 
-class DeliveryState(IntEnum):
+class DeliveryState(Word):
     """What became of a delivery so far."""
 
     WAITING = 0
@@ -120,11 +121,11 @@ class WebhookSpec:
         check_text(self.description, field="description", low=0, high=DESCRIPTION_MAX_CHARS)
         check_text(self.group, field="group", low=0, high=GROUP_MAX_CHARS)
         if self.mode is not Mode.FANOUT and not self.group:
-            raise InvalidInput("group", f"is missing; mode {self.mode.name.lower()} chooses within a group")
+            raise InvalidInput("group", f"is missing; mode {self.mode.label} chooses within a group")
         if self.mode is Mode.FANOUT and self.group:
             raise InvalidInput("group", "has a meaning with mode group and mode hash only")
         if self.mode is not Mode.FANOUT and events_of(self.events) != Event.QUEUE_READY:
-            raise InvalidInput("events", f"must be queue.ready alone with mode {self.mode.name.lower()}")
+            raise InvalidInput("events", f"must be queue.ready alone with mode {self.mode.label}")
         check_span(self.min_interval, field="min_interval", low=INTERVAL_MIN, high=INTERVAL_MAX)
         if self.ttl is not None:
             check_span(self.ttl, field="ttl", low=TTL_MIN, high=TTL_MAX)
@@ -281,15 +282,6 @@ def like_patterns(patterns: Sequence[str]) -> list[str]:
     """The same for LIKE ANY."""
     topics = topics_of(patterns)
     return ["%"] if topics is None else topics.like
-
-
-def mode_of(name: str) -> Mode:
-    """The mode of this name. Raises InvalidInput."""
-    try:
-        return Mode[name.upper()]
-    except KeyError:
-        words = ", ".join(mode.name.lower() for mode in Mode)
-        raise InvalidInput("mode", f"must be one of {words}, got {shown(name)}") from None
 
 
 def check_overlap(value: object) -> timedelta:

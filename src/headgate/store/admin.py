@@ -28,6 +28,7 @@ from headgate.domain.views import (
 )
 from headgate.domain.workers import LostWorker, RunningJob, WorkerStop, WorkerView
 from headgate.store import audit, control, id_prefixes, quiet, reads, retention, tenants, verbs, worker_stops
+from headgate.store.clock import clock
 from headgate.store.connect import Connection
 from headgate.store.dispatch_store import DispatchStore
 from headgate.store.errors import translating
@@ -71,9 +72,6 @@ class AdminStore(TenantCalls):
     def __init__(self, database: DispatchStore) -> None:
         super().__init__(database)
 
-    async def tenant_no(self, tenant: str) -> int:
-        return await self._database.tenant_no(tenant)
-
     def _write(self, tenant_no: int) -> AbstractAsyncContextManager[Connection]:
         return self._database.as_tenant("admin", tenant_no)
 
@@ -91,8 +89,7 @@ class AdminStore(TenantCalls):
             row = await self._row(db, tenant_no, target)
             async with transaction(db):
                 if until is not None or lasts is not None:
-                    with translating(writing=False):
-                        now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
+                    now = await clock(db)
                     until = until if lasts is None else now + lasts
                     assert until is not None  # noqa: S101
                     if until <= now:
@@ -153,8 +150,8 @@ class AdminStore(TenantCalls):
         """An empty tenant: only what concerns all of them."""
         tenant_no = await self._database.tenant_no(tenant) if tenant else 0
         async with self._read(tenant_no) as db:
+            now = await clock(db)
             with translating(writing=False):
-                now: datetime = await db.fetchval("SELECT headgate.clock_v1()")
                 topics = {row[0]: row[1:] for row in await db.fetch(TOPICS, tenant_no)}
                 oldest = {row[0]: row[1] for row in await db.fetch(OLDEST, list(topics))}
                 instances = await db.fetch(SEEN)

@@ -32,6 +32,7 @@ from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_page_size
 from headgate.store import audit, dead_letters, lane, listing, matching
 from headgate.store.arguments import check_tenant_no
+from headgate.store.clock import clock
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.names import Names
@@ -82,7 +83,7 @@ async def preview(
     db: Connection, names: Names, tenant_no: int, plan: Plan, *, topics: TopicSet | None = None
 ) -> Preview:
     """What the plan would meet now: a count up to its bound, and the newest few."""
-    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=await matching.clock(db), topics=topics)
+    wanted = await matching.compiled(db, tenant_no, plan.effective, as_of=await clock(db), topics=topics)
     counted = await matching.count_matching(db, tenant_no, wanted)
     sample = [] if wanted is None else await _sample(db, tenant_no, wanted)
     return Preview(
@@ -115,7 +116,7 @@ async def count(
     up_to: int = matching.COUNT_MAX,
 ) -> Counted:
     """How many jobs match now, counted up to a bound."""
-    found = await matching.compiled(db, tenant_no, wanted, as_of=await matching.clock(db), topics=topics)
+    found = await matching.compiled(db, tenant_no, wanted, as_of=await clock(db), topics=topics)
     return await matching.count_matching(db, tenant_no, found, up_to=up_to)
 
 
@@ -138,7 +139,7 @@ async def start(
     check_tenant_no(tenant_no)
     if plan.topic is not None:
         await names.topic(db, TenantNo(tenant_no), plan.topic)  # made now, so that a chunk need not
-    now = await matching.clock(db)
+    now = await clock(db)
     counted = expected or Counted(by_state={}, exact=False)
     async with transaction(db):
         with translating(writing=True):

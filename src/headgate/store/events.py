@@ -21,8 +21,8 @@ from headgate.domain.limits import SETTLE_FLUSH_MAX_ROWS
 from headgate.domain.states import EventKind, State
 from headgate.domain.timestamps import unix_us
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
+from headgate.store.tenant_calls import TenantCalls
 from headgate.store.verbs import states
 
 COMPLETIONS_KEPT: Final = timedelta(minutes=10)
@@ -117,16 +117,10 @@ async def forget_completions(db: Connection, *, limit: int = 10_000) -> int:
     return gone
 
 
-class EventStore:
+class EventStore(TenantCalls):
     """Fits control's port for streams of events."""
 
     kept: timedelta = COMPLETIONS_KEPT
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def tenant_no(self, tenant: str) -> int:
-        return await self._database.tenant_no(tenant)
 
     async def _read(self, call: Callable[[Connection], Coroutine[Any, Any, _Answer]]) -> _Answer:
         """Read by the connection of streams. A caller that leaves waits for its statement: it costs no connection."""

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Final
 
 from headgate.domain.hints import HintKind, Versions
-from headgate.store.database import Database
 from headgate.store.errors import translating
+from headgate.store.tenant_calls import TenantCalls
 
 # jobs: all changes of the present hour and the one before it, folded (index: flow_buckets_pkey) and not folded yet.
 # A row that was committed late counts as well. An hour that ends changes the number once without a change.
@@ -31,14 +31,8 @@ SELECT t.no,
   FROM unnest($1::int[]) AS t(no)"""
 
 
-class HintStore:
+class HintStore(TenantCalls):
     """Fits control's port for hints."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def tenant_no(self, tenant: str) -> int:
-        return await self._database.tenant_no(tenant)
 
     async def versions(self, tenant_nos: Collection[int]) -> dict[int, Versions]:
         """The versions of each tenant."""

@@ -28,6 +28,7 @@ from headgate.domain.topic_sets import TopicSet
 from headgate.domain.validation import check_integer, check_page_size
 from headgate.store import listing, reads
 from headgate.store.arguments import check_tenant_no
+from headgate.store.clock import clock
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.listing import Filter
@@ -42,7 +43,6 @@ COUNT_SECONDS: Final = 5.0
 TOPICS: Final = "SELECT topic_no, name FROM headgate.topics WHERE tenant_no = $1"
 KEYS: Final = "SELECT job_id FROM headgate.idempotency_keys WHERE tenant_no = $1 AND key = ANY ($2::text[])"
 SCHEDULES: Final = "SELECT schedule_no FROM headgate.schedules WHERE tenant_no = $1 AND name = ANY ($2::text[])"
-CLOCK: Final = "SELECT headgate.clock_v1()"
 RANGES: Final = {
     Field.CREATED: ("created_from", "created_before"),
     Field.DUE: ("due_from", "due_before"),
@@ -53,13 +53,6 @@ RANGES: Final = {
 }
 CHOICES: Final = {Field.PRIORITY: ("priorities", "not_priorities"), Field.ATTEMPTS: ("attempts", "not_attempts")}
 PATTERNS: Final = {Field.WORKER: ("workers", "not_workers"), Field.ERROR: ("errors", "not_errors")}
-
-
-async def clock(db: Connection) -> datetime:
-    """The database's time."""
-    with translating(writing=False):
-        now: datetime = await db.fetchval(CLOCK)
-    return now
 
 
 async def compiled(

@@ -28,12 +28,12 @@ from headgate.domain.validation import check_integer
 from headgate.domain.views import FlowMinute, JobEvent, JobView
 from headgate.store.arguments import check_tenant_no
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.dependencies import relations
 from headgate.store.errors import translating
 from headgate.store.job_logs import read_log_lines, read_newest_lines
 from headgate.store.rows import from_row
 from headgate.store.schedules import lineage
+from headgate.store.tenant_calls import TenantCalls
 
 # index: jobs_pkey, archive_pkey; idempotency_keys_of_job. tenant_no + 0: else all keys of the tenant may be read.
 GET: Final = """
@@ -228,14 +228,8 @@ async def flows(db: Connection, tenant_no: int, now: datetime) -> dict[int, list
 read_payload, read_result, read_events = payload, result, events  # the port has arguments of these names
 
 
-class JobStore:
+class JobStore(TenantCalls):
     """Fits control's port for reading jobs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def tenant_no(self, tenant: str) -> int:
-        return await self._database.tenant_no(tenant)
 
     async def job(
         self,

@@ -22,13 +22,14 @@ from headgate.domain.tenants import check_count
 from headgate.domain.topic_sets import TopicSet
 from headgate.domain.views import ScheduledJob, ScheduleView
 from headgate.store import audit
+from headgate.store.clock import clock
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
 from headgate.store.names import Names
 from headgate.store.rows import from_row
 from headgate.store.schedule_rows import resolved, summary, values_of, view_of
-from headgate.store.tenant_calls import TenantCalls, named_call, tenant_call
+from headgate.store.tenant_calls import TenantCalls, lane_call, named_call, tenant_call
 from headgate.store.tenants import check_payload
 
 # One statement for one schedule ($2) and for a page of them. index: schedules_tenant_no_name_key
@@ -371,6 +372,7 @@ class ScheduleStore(TenantCalls):
     jobs = named_call("read", jobs)
     recent_jobs = tenant_call("read", recent_jobs)
     lag = tenant_call("read", lag)
+    now = lane_call("upkeep", clock)
 
     async def put(
         self,
@@ -385,9 +387,3 @@ class ScheduleStore(TenantCalls):
         """Create or replace. Its topic is made first: behind a pooler, a put that is refused takes its names back."""
         await self._database.topics(tenant, [spec.topic])
         return await self._put(tenant, name, spec, expected=expected, who=who, topics=topics)
-
-    async def now(self) -> datetime:
-        async with self._database.lane("upkeep").use() as db:
-            with translating(writing=False):
-                at: datetime = await db.fetchval("SELECT headgate.clock_v1()")
-        return at

@@ -24,6 +24,10 @@ class TenantCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def tenant_no(self, tenant: str) -> int:
+        """The number of a tenant, made if need be."""
+        return await self._database.tenant_no(tenant)
+
 
 def tenant_call(
     lane: str, function: Callable[Concatenate[Connection, TenantNo, P], Answer[R]]

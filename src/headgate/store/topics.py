@@ -30,6 +30,7 @@ from headgate.domain.topic_rules import (
 from headgate.domain.validation import MILLISECOND, check_topic
 from headgate.domain.views import TopicView
 from headgate.store import audit, topic_versions
+from headgate.store.clock import clock
 from headgate.store.connect import Connection
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
@@ -59,7 +60,6 @@ TOPIC_NO: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND
 LOCK: Final = "SELECT topic_no FROM headgate.topics WHERE tenant_no = $1 AND name = $2 FOR UPDATE"
 LIMITS_PAUSE_SECONDS: Final = 0.4
 """Between tries to set a limit. A try may hold rows of the topic's running jobs for 0.1 s (set_limits_v1)."""
-CLOCK: Final = "SELECT headgate.clock_v1()"
 SOURCES: Final = """
 SELECT r.declarations, r.settings, r.reported
   FROM headgate.topics t JOIN headgate.topic_rules r ON r.topic_no = t.topic_no
@@ -119,7 +119,7 @@ async def apply_topic(
     Otherwise as `set_topic`.
     """
     async with transaction(db):
-        before, at = await _locked(db, tenant_no, name), await _now(db)
+        before, at = await _locked(db, tenant_no, name), await clock(db)
         check_version(name, expected=version, current=before.version)
         sources = _applied(before.sources, values, prune=prune, by=actor, at=at, reason=reason)
         changes = changes_of(before.sources, sources)
@@ -137,7 +137,7 @@ async def preview_topic(
     before = found[0] if found else None
     current, sources = (0, RuleSources()) if before is None else (before.version, before.sources)
     check_version(name, expected=version, current=current)
-    after = _applied(sources, values, prune=prune, by="", at=await _now(db), reason="")
+    after = _applied(sources, values, prune=prune, by="", at=await clock(db), reason="")
     return AppliedPolicy(topic=before, before_version=current, changes=changes_of(sources, after), dry_run=True)
 
 
@@ -186,7 +186,7 @@ async def declare_topic(
         return known, False
     async with transaction(db):
         no, known = await _lock(db, tenant_no, name), await _sources(db, tenant_no, name)
-        sources, changed = known.declare(source, rules, worker=worker, by=actor, at=await _now(db))
+        sources, changed = known.declare(source, rules, worker=worker, by=actor, at=await clock(db))
         if changed:
             before = await topic(db, tenant_no, name)
             await _write(db, names, tenant_no, before, sources, verb="declare_topic", actor=actor, reason="")
@@ -248,7 +248,7 @@ async def _write(
     limits = {name: new.get(name, default_of(name)) for name in LIMITS if name in changed}
     wanted = replace(before.limits, **limits)  # type: ignore[arg-type]  # checked by the class
     declarations, settings = plain_sources(sources)
-    at = await _now(db)
+    at = await clock(db)
     version = before.version + 1
     with translating(writing=True):
         await db.execute(WRITE_SOURCES, before.no, declarations, settings, sources.reported, at, version)
@@ -273,12 +273,6 @@ async def _write(
     # Last, for it keeps out all claims until the commit. Not for the same limits once more: a row costs every submit.
     if wanted != before.limits:
         await _write_limits(db, before.no, wanted)
-
-
-async def _now(db: Connection) -> datetime:
-    with translating(writing=False):
-        at: datetime = await db.fetchval(CLOCK)
-    return at
 
 
 async def _write_rules(

@@ -196,7 +196,7 @@ def summary(spec: WebhookSpec) -> dict[str, object]:
         "enabled": spec.enabled,
         "include_result": spec.include_result,
         "named_only": spec.named_only,
-        "mode": spec.mode.name.lower(),
+        "mode": spec.mode.label,
     }
 
 

@@ -12,7 +12,7 @@ from headgate.api.grpc.methods import Context
 from headgate.control.webhooks import Webhooks
 from headgate.domain import limits
 from headgate.domain.ids import id_from_bytes
-from headgate.domain.webhooks import INTERVAL_DEFAULT, DeliveryView, Mode, Webhook, WebhookSpec, mode_of
+from headgate.domain.webhooks import INTERVAL_DEFAULT, DeliveryView, Mode, Webhook, WebhookSpec
 from headgate.wire import webhooks_pb2 as pb
 
 
@@ -112,7 +112,7 @@ def spec_of(spec: pb.WebhookSpec) -> WebhookSpec:
         enabled=not spec.disabled,
         named_only=spec.named_only,
         include_result=spec.include_result,
-        mode=mode_of(spec.mode) if spec.mode else Mode.FANOUT,
+        mode=Mode.parse(spec.mode.lower()) if spec.mode else Mode.FANOUT,
         group=spec.group,
         min_interval=span(spec.min_interval_ms, "min_interval_ms") if spec.min_interval_ms else INTERVAL_DEFAULT,
         ttl=_ttl(spec.ttl_ms),
@@ -141,14 +141,14 @@ def changes_of(request: pb.UpdateWebhookRequest) -> dict[str, object]:
 
 def webhook(view: Webhook) -> pb.Webhook:
     """An endpoint as read."""
-    mode, disabled = view.spec.mode.name.lower(), not view.spec.enabled
+    mode, disabled = view.spec.mode.label, not view.spec.enabled
     return answers.of(pb.Webhook, view, spec=answers.of(pb.WebhookSpec, view.spec, mode=mode, disabled=disabled))
 
 
 def delivery(view: DeliveryView) -> pb.Delivery:
     """A delivery as read."""
     log = [answers.of(pb.DeliveryAttempt, one) for one in view.log]
-    return answers.of(pb.Delivery, view, state=view.state.name.lower(), log=log)
+    return answers.of(pb.Delivery, view, state=view.state.label, log=log)
 
 
 def _cursor(raw: bytes, field: str) -> UUID | None:

@@ -16,7 +16,6 @@ from headgate.domain.webhooks import (
     Mode,
     Webhook,
     WebhookSpec,
-    mode_of,
 )
 from headgate.web.forms import Form
 from headgate.web.rendering import pager, url
@@ -25,7 +24,7 @@ from headgate.web.routing import action, page
 
 ROWS: Final = 100
 DELIVERIES: Final = 50
-STATES: Final = tuple(state.name.lower() for state in DeliveryState)
+STATES: Final = tuple(state.label for state in DeliveryState)
 MODES: Final = (
     ("fanout", "fanout: each endpoint gets it"),
     ("group", "group: one of the group gets it"),
@@ -162,7 +161,7 @@ def _spec(form: Form) -> WebhookSpec:
         enabled=form.flag("enabled"),
         named_only=form.flag("named_only"),
         include_result=form.flag("include_result"),
-        mode=mode_of(form.text("mode") or "fanout"),
+        mode=Mode.parse((form.text("mode") or "fanout").lower()),
         group=form.text("group"),
         min_interval=form.duration("min_interval") or INTERVAL_DEFAULT,
         ttl=form.duration("ttl"),

@@ -22,9 +22,9 @@ from headgate.domain.webhooks import (
     INTERVAL_DEFAULT,
     TOPICS_MAX,
     DeliveryView,
+    Mode,
     Webhook,
     WebhookSpec,
-    mode_of,
 )
 
 TAG = ["webhooks"]
@@ -161,7 +161,7 @@ async def create_webhook(request: ApiRequest, data: JSONBody[NewWebhook]) -> Web
         enabled=not data.disabled,
         named_only=data.named_only,
         include_result=data.include_result,
-        mode=mode_of(data.mode),
+        mode=Mode.parse(data.mode),
         group=data.group,
         min_interval=span(data.min_interval_ms) or INTERVAL_DEFAULT,
         ttl=span(data.ttl_ms or None),
