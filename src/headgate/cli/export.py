@@ -81,26 +81,8 @@ async def _read(hg: Headgate, listed: JobInfo) -> ExportedJob | None:
         info = await hg.get(listed.id, payload=True, result=True)
     except NotFound:
         return None
-    return ExportedJob(
-        id=info.id,
-        topic=info.topic,
-        state=info.state,
-        priority=info.priority,
-        attempt=info.attempt,
-        max_attempts=info.max_attempts,
-        created_at=info.created_at,
-        run_at=info.run_at,
-        finished_at=info.finished_at,
-        deadline=info.deadline,
-        key=info.key,
-        unique_key=info.unique_key,
-        headers=info.headers,
-        tags=info.tags,
-        waits_for=[one.id for one in info.parents if one.met == "waiting"],
-        last_error=info.last_error,
-        payload=info.payload,
-        result=info.raw_result,
-    )
+    waits_for = [one.id for one in info.parents if one.met == "waiting"]
+    return ExportedJob.of(info, waits_for=waits_for, result=info.raw_result)
 
 
 def _opened(name: str) -> TextIO:

@@ -64,21 +64,10 @@ class JobExports:
 def exported(job: JobView) -> ExportedJob:
     """A job as it stands in a line."""
     related = job.dependencies
-    return ExportedJob(
-        id=job.id,
-        topic=job.topic,
+    return ExportedJob.of(
+        job,
         state=job.state.label,
-        priority=job.priority,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        created_at=job.created_at,
-        run_at=job.run_at,
-        finished_at=job.finished_at,
-        deadline=job.deadline,
-        key=job.key,
         unique_key=related.unique_key or "",
-        headers=job.headers,
-        tags=job.tags,
         waits_for=[one.job_id for one in related.parents if one.met == Met.WAITING],
         last_error=job.last_error or "",
         payload=job.payload or b"",

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, Self
 from uuid import UUID
 
 from headgate.domain.redaction import MASK, Redaction
@@ -45,6 +45,11 @@ class ExportedJob:
     last_error: str
     payload: bytes
     result: bytes
+
+    @classmethod
+    def of(cls, job: object, /, **others: Any) -> Self:
+        """From a job as the server or a client has it; `others` has the fields with another name or form there."""
+        return cls(**{name: getattr(job, name) for name in cls.__slots__ if name not in others} | others)
 
     def line(self, redaction: Redaction | None) -> str:
         """It as JSON, without a line end. `redaction` None: nothing is masked."""

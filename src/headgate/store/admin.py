@@ -58,6 +58,10 @@ SELECT j.id, t.name, j.attempt, j.claimed_at, j.worker, coalesce(i.name, ''), j.
 RUNNING_MAX: Final = 1_000
 RUNNING_LOOK_AT: Final = 20_000
 """Running jobs of all tenants that one list looks at."""
+_OF_ANY_WORKER: Final = ("worker", "topics", "holding", "pull")
+_OF_WORKER: Final = (*_OF_ANY_WORKER, "incarnation", "credit", "quiet", "standby", "client", "takes_stop")
+_OF_LOST_WORKER: Final = (*_OF_ANY_WORKER, "reason")
+"""Fields that a summary has as their records do (dispatch/presence.py)."""
 
 
 class AdminStore(TenantCalls):
@@ -297,22 +301,13 @@ class AdminStore(TenantCalls):
         ]
         workers = [
             WorkerView(
-                worker=worker["worker"],
-                incarnation=worker["incarnation"],
+                **{field: worker[field] for field in _OF_WORKER},
                 instance=name,
-                topics=worker["topics"],
-                holding=worker["holding"],
-                credit=worker["credit"],
-                quiet=worker["quiet"],
-                standby=worker["standby"],
-                client=worker["client"],
-                pull=worker["pull"],
                 connected_at=_at(worker["connected_us"]),
                 seen_at=_at(worker["silent_us"]),
                 assigned_at=_at(worker["assigned_us"]),
                 silent=worker["silent_us"] is not None,
                 skew=None if worker["skew_ms"] is None else timedelta(milliseconds=worker["skew_ms"]),
-                takes_stop=worker["takes_stop"],
                 stop=_stop(worker["stop"]),
             )
             for name, summary in summaries
@@ -320,15 +315,7 @@ class AdminStore(TenantCalls):
             if worker["tenant_no"] == tenant_no
         ]
         lost = [
-            LostWorker(
-                worker=one["worker"],
-                instance=name,
-                at=_at(one["at_us"]),
-                reason=one["reason"],
-                holding=one["holding"],
-                topics=one["topics"],
-                pull=one["pull"],
-            )
+            LostWorker(**{field: one[field] for field in _OF_LOST_WORKER}, instance=name, at=_at(one["at_us"]))
             for name, summary in summaries
             for one in summary.get("lost", ())
             if one["tenant_no"] == tenant_no

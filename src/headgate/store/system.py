@@ -60,13 +60,7 @@ class SystemStore:
             max_connections=most,
             oldest_transaction_seconds=oldest,
             migrations=[
-                AppliedMigration(
-                    number=one.number,
-                    name=one.name,
-                    applied_by=one.applied_by,
-                    applied_at=one.applied_at,
-                    seconds=one.seconds,
-                )
+                AppliedMigration(**{field: getattr(one, field) for field in AppliedMigration.__slots__})
                 for one in applied
             ],
             tables=[
