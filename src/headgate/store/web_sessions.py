@@ -10,10 +10,10 @@ from headgate.domain.errors import NotFound
 from headgate.domain.web_sessions import PER_CREDENTIAL, NewSession, WebSession
 from headgate.store import audit
 from headgate.store.connect import Connection
-from headgate.store.database import Database
 from headgate.store.errors import translating
 from headgate.store.lane import transaction
 from headgate.store.rows import from_row
+from headgate.store.tenant_calls import TenantCalls, any_tenant_call
 
 # Beyond the maximum of a credential, and those that have ended. index: web_sessions_of_credential
 TRIM: Final = """
@@ -67,11 +67,36 @@ async def expire_sessions(db: Connection, *, limit: int) -> int:
         return int(await db.fetchval(EXPIRE, limit))
 
 
-class WebSessionStore:
+async def listed(db: Connection, tenant_no: int | None, *, after: str, limit: int) -> list[WebSession]:
+    """A page, newest first. Raises NotFound if `after` has ended meanwhile: where the page begins is not known."""
+    with translating(writing=False):
+        rows = await db.fetch(LIST, tenant_no, None, after, limit)
+        if after and not rows and not await db.fetchval(EXISTS, after):
+            raise NotFound("session", after)
+    return [_session(row) for row in rows]
+
+
+async def revoke(
+    db: Connection, tenant_no: int | None, session_id: str, *, actor: str, reason: str
+) -> WebSession | None:
+    """Remove a session, with its audit entry; None if there is none."""
+    async with transaction(db):
+        with translating(writing=True):
+            row = await db.fetchrow(LIST, tenant_no, session_id, "", 1)
+            owner = None if row is None else await db.fetchval(REVOKE, session_id)
+        if row is None or owner is None:
+            return None
+        session = _session(row)
+        target = f"session {session.id} {session.subject}"
+        await audit.record(db, owner, actor=actor, verb="revoke_session", target=target, reason=reason)
+    return session
+
+
+class WebSessionStore(TenantCalls):
     """Sessions over the connections of one instance; fits the port of control/web_sessions.py."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    listed = any_tenant_call("read", listed)
+    revoke = any_tenant_call("admin", revoke)
 
     async def begin(self, new: NewSession) -> WebSession:
         """Store a session. Beyond the maximum, the oldest one of the same credential ends."""
@@ -114,33 +139,6 @@ class WebSessionStore:
         async with self._database.lane("keys").use() as db:
             with translating(writing=True):
                 return int(await db.fetchval(END_EVERYWHERE if everywhere else END, digest))
-
-    async def listed(self, tenant: str | None, *, after: str, limit: int) -> list[WebSession]:
-        """A page, newest first. Raises NotFound if `after` has ended meanwhile: where the page begins is not known."""
-        tenant_no = await self._tenant_no(tenant)
-        async with self._database.as_tenant("read", tenant_no) as db:
-            with translating(writing=False):
-                rows = await db.fetch(LIST, tenant_no, None, after, limit)
-                if after and not rows and not await db.fetchval(EXISTS, after):
-                    raise NotFound("session", after)
-        return [_session(row) for row in rows]
-
-    async def revoke(self, tenant: str | None, session_id: str, *, actor: str, reason: str) -> WebSession | None:
-        """Remove a session, with its audit entry; None if there is none."""
-        tenant_no = await self._tenant_no(tenant)
-        async with self._database.as_tenant("admin", tenant_no) as db, transaction(db):
-            with translating(writing=True):
-                row = await db.fetchrow(LIST, tenant_no, session_id, "", 1)
-                owner = None if row is None else await db.fetchval(REVOKE, session_id)
-            if row is None or owner is None:
-                return None
-            session = _session(row)
-            target = f"session {session.id} {session.subject}"
-            await audit.record(db, owner, actor=actor, verb="revoke_session", target=target, reason=reason)
-        return session
-
-    async def _tenant_no(self, tenant: str | None) -> int | None:
-        return None if tenant is None else await self._database.tenant_no(tenant)
 
 
 def _session(row: asyncpg.Record) -> WebSession:
