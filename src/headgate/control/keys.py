@@ -68,7 +68,7 @@ class Keys:
         self, caller: Identity, key_id: str, *, overlap: timedelta, reason: str = ""
     ) -> tuple[KeyView, str]:
         """Give a key a new secret; returns it once. The old one ends after `overlap`, and with it what it has open."""
-        tenant = self._tenant_of(caller)
+        tenant = caller.managed_tenant()
         check_span(overlap, field="overlap", low=timedelta(0), high=OVERLAP_MAX)
         check_reason(reason)
         view, key = await self._store.rotate(
@@ -80,7 +80,7 @@ class Keys:
 
     async def revoke(self, caller: Identity, key_id: str, *, reason: str = "") -> KeyView:
         """End a key and, within five seconds on every instance, what it has open."""
-        tenant = self._tenant_of(caller)
+        tenant = caller.managed_tenant()
         check_reason(reason)
         view = await self._store.revoke(tenant, check_key_id(key_id), actor=caller.subject, reason=reason)
         self._changed()
@@ -89,19 +89,15 @@ class Keys:
 
     async def get(self, caller: Identity, key_id: str) -> KeyView:
         """One key, without its secret. Raises NotFound."""
-        return await self._store.get(self._tenant_of(caller), check_key_id(key_id))
+        return await self._store.get(caller.managed_tenant(), check_key_id(key_id))
 
     async def page(
         self, caller: Identity, *, revoked: bool = False, after: str = "", limit: int = 100
     ) -> tuple[list[KeyView], str]:
         """A page by id, and the id after which the next one begins; empty on the last page."""
         check_page_size(limit)
-        tenant = self._tenant_of(caller)
+        tenant = caller.managed_tenant()
         found = await self._store.listed(
             tenant, revoked=revoked, after=check_key_id(after, field="after") if after else "", limit=limit
         )
         return found, found[-1].id if len(found) == limit else ""
-
-    def _tenant_of(self, caller: Identity) -> str | None:
-        caller.require(Scope.ADMIN, Scope.SYSTEM)
-        return None if caller.permits(Scope.SYSTEM) else caller.tenant

@@ -118,7 +118,7 @@ class WebSessions:
         last page. Raises NotFound if that session has ended meanwhile.
         """
         check_page_size(limit)
-        tenant = self._tenant_of(caller)
+        tenant = caller.managed_tenant()
         found = await self._store.listed(tenant, after=check_session_id(after) if after else "", limit=limit)
         alive = list[WebSession]()
         for one in found:
@@ -131,7 +131,7 @@ class WebSessions:
 
     async def revoke(self, caller: Identity, session_id: str, *, reason: str = "") -> WebSession:
         """End a session; on other instances within READ_SECONDS. Raises NotFound."""
-        tenant = self._tenant_of(caller)
+        tenant = caller.managed_tenant()
         check_reason(reason)
         ended = await self._store.revoke(tenant, check_session_id(session_id), actor=caller.subject, reason=reason)
         if ended is None:
@@ -159,7 +159,3 @@ class WebSessions:
         if identity.tenant != session.tenant:
             raise TokenRevoked(f"the token of {session.subject} belongs to another tenant now")
         return identity
-
-    def _tenant_of(self, caller: Identity) -> str | None:
-        caller.require(Scope.ADMIN, Scope.SYSTEM)
-        return None if caller.permits(Scope.SYSTEM) else caller.tenant

@@ -95,6 +95,11 @@ class Identity:
                 f'this needs the scope "{any_of[0]}", which the token of {self.subject} does not have'
             )
 
+    def managed_tenant(self) -> str | None:
+        """The tenant whose keys and sessions it may manage; None: of all. Raises PermissionDenied."""
+        self.require(Scope.ADMIN, Scope.SYSTEM)
+        return None if self.permits(Scope.SYSTEM) else self.tenant
+
     def allowed(self, topics: Iterable[str]) -> list[str]:
         """The requested topics that are permitted; none left is an error naming them."""
         requested = list(topics)
