@@ -2,18 +2,22 @@
 
 The tests are read from the record that `make test` leaves in build/. A requirement that states a speed is shown by a
 row of `make bench` or `make bench-long`: open unless the last run measured every row and all hold; one that also has
-tests needs both. A fault (F) is brought about by a test or by `make faults`, whose last verdict is shown; those of
-`make failover` are open, as it leaves no record. What has none of these is open.
+tests needs both. A fault (F) that `make faults` has scenarios for is shown by their last verdicts, all of which must be
+"passed"; tests of its parts are listed beside them and replace none. Those of `make failover` are open, as it leaves no
+record. What has none of these is open.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 from bench import long
 from bench.table import AIMED, BOUNDS, BROKEN, HELD
+from tests.fault.lab.runner import PASSED
+from tests.fault.lab.scenarios import all_scenarios
 
 RECORD = Path("build/requirements.json")
 MEASURED = Path("bench/latest.json")
@@ -42,6 +46,8 @@ ROWS = {
 }
 """Requirements that state a speed, and the rows of `make bench` that measure it."""
 FAILOVER = ("F43", "F44", "F45", "F46", "F47")
+SCENARIOS = [number for number, one in all_scenarios().items() if number.startswith("F") and not one.elsewhere]
+"""Of the fault laboratory; a variant of F31 is F31b."""
 LONG, LONG_MINUTES = "T40", 10
 """Shown by `make bench-long`: claims under a snapshot that is held for as long."""
 
@@ -82,9 +88,10 @@ def _shown(number: str, proven: dict[str, list[str]], verdicts: dict[str, str], 
         return [f"open: {told}, of which {', '.join(missing)} are open"] if missing else [told]
     if number in FAILOVER:  # leaves no record: a test of a part of it is shown, and is not all of it
         return ["open: shown by `make failover`, which leaves no record", *tests]
-    if number.startswith("F") and not tests:
-        verdict = faults.get(number, "not run here")
-        return [f"{'' if verdict == 'passed' else 'open: '}make faults: {verdict}"]
+    if variants := [name for name in SCENARIOS if re.fullmatch(f"{number}[a-z]?", name)]:
+        shown = [f"make faults, {name}: {faults.get(name, 'not run here')}" for name in variants]
+        missing = [line for name, line in zip(variants, shown, strict=True) if faults.get(name) != PASSED]
+        return ["open: a scenario has not passed", *shown, *tests] if missing else [*shown, *tests]
     rows = _long() if number == LONG else [(row, verdicts.get(row, NOT_MEASURED)) for row in ROWS.get(number, ())]
     command = "make bench-long" if number == LONG else "make bench"
     shown = [*tests, *(f"{command}, {row}: {verdict}" for row, verdict in rows)]

@@ -34,7 +34,6 @@ async def silent() -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
             writer.transport.abort()
 
 
-@pytest.mark.req("F17", "F53")
 async def test_a_client_calls_again_where_its_greeting_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer, "HELLO_SECONDS", 0.2)
     async with silent() as (address, callers):
@@ -53,7 +52,6 @@ async def test_a_client_calls_again_where_its_greeting_was_not_answered(monkeypa
             await hg.close(flush=0.1)
 
 
-@pytest.mark.req("F17", "F53")
 async def test_a_worker_calls_again_where_its_greeting_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "HELLO_SECONDS", 0.2)
     async with silent() as (address, callers):

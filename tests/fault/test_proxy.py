@@ -324,7 +324,6 @@ async def through(pg_proxy: tuple[FaultProxy, str]) -> AsyncIterator[asyncpg.Con
     db.terminate()
 
 
-@pytest.mark.req("F35")
 @pytest.mark.parametrize("when", ["before", "answered"])
 async def test_a_statement_that_commits_itself_is_cut_before_or_after_its_commit(
     pg_proxy: tuple[FaultProxy, str], through: asyncpg.Connection[asyncpg.Record], database: str, when: str
@@ -342,7 +341,6 @@ async def test_a_statement_that_commits_itself_is_cut_before_or_after_its_commit
     assert rows == ([1] if when == "before" else [1, 2])
 
 
-@pytest.mark.req("F35")
 async def test_a_transaction_is_cut_right_after_its_commit(
     pg_proxy: tuple[FaultProxy, str], through: asyncpg.Connection[asyncpg.Record], database: str
 ) -> None:

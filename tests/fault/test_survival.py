@@ -218,7 +218,7 @@ async def test_a_running_handler_outlives_its_server_and_is_not_run_again(
     assert len(starts) == len(ended)
 
 
-@pytest.mark.req("T36", "F28")
+@pytest.mark.req("T36")
 async def test_two_hundred_workers_come_back_to_a_restarted_server_without_a_lost_or_doubled_result(
     database: str, servers: Servers, workers: Workers
 ) -> None:

@@ -143,7 +143,6 @@ async def test_a_topic_starts_no_more_than_its_rate_allows(db: Connection) -> No
     assert len(await queue.claim(20)) == 3  # the bucket holds no more
 
 
-@pytest.mark.req("F50")
 @pytest.mark.parametrize("noticed", ["by its tick", "before it started"])
 @pytest.mark.parametrize("limits", ["rate", "key_rate"])
 async def test_a_bucket_refills_after_a_step_back_of_the_clock(
@@ -172,7 +171,6 @@ async def test_a_bucket_refills_after_a_step_back_of_the_clock(
     await no_drift(db)
 
 
-@pytest.mark.req("F50")
 async def test_a_key_without_a_bucket_is_looked_at_after_a_step_back_of_the_clock(
     database: str, db: Connection
 ) -> None:
@@ -210,7 +208,6 @@ BEGIN
 END $$"""
 
 
-@pytest.mark.req("F50")
 async def test_a_bucket_charged_while_the_clock_is_read_gets_no_tokens_twice(database: str, db: Connection) -> None:
     """A server looks at its first tick whether the clock went back. Between its look at the clock and at the bucket, a
     claim charges the bucket: that is no step back."""

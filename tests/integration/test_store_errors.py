@@ -285,7 +285,6 @@ async def test_the_kernel_watches_connections_over_a_network_on_both_sides(datab
     assert idle + apart * times + unanswered / 1000 < 15
 
 
-@pytest.mark.req("F42")
 async def test_a_session_that_began_read_only_does_not_outlive_the_reason(database: str) -> None:
     name = urlsplit(database).path.lstrip("/")
     async with opened(database) as link:

@@ -66,7 +66,6 @@ async def test_dead_rows_are_removed_and_the_table_is_not_truncated(queue: Queue
     assert await queue.db.fetchval("SELECT pg_catalog.pg_relation_size('headgate.jobs')") == size
 
 
-@pytest.mark.req("F41")
 async def test_who_keeps_dead_rows_from_being_removed_is_named(
     db: Connection, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -169,17 +169,56 @@ def run_tool(folder: Path) -> str:
 def test_the_table_has_every_number_with_its_proof_or_as_open(tmp_path: Path) -> None:
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "requirements.json").write_text(
-        json.dumps({"P1": ["tests/a.py::test_x"], "F2": ["tests/a.py::test_x"], "D2": ["tests/a.py::test_y", "b"]})
+        json.dumps({"P1": ["tests/a.py::test_x"], "D2": ["tests/a.py::test_y", "b"]})
     )
-    (tmp_path / "build" / "faults.json").write_text(json.dumps({"F9": "passed", "F33": "not run"}))
+    (tmp_path / "build" / "faults.json").write_text(json.dumps({"F10": "passed", "F33": "not run"}))
     lines = run_tool(tmp_path).splitlines()
     assert {
-        "D2   tests/a.py::test_y", "     b", "P1   tests/a.py::test_x", "P2   open", "F2   tests/a.py::test_x",
-        "F9   make faults: passed", "F33  open: make faults: not run", "F48  open: make faults: not run here",
+        "D2   tests/a.py::test_y", "     b", "P1   tests/a.py::test_x", "P2   open", "F10  make faults, F10: passed",
+        "F33  open: a scenario has not passed", "     make faults, F33: not run", "     make faults, F48: not run here",
     } <= set(lines)  # fmt: skip
     (totals,) = [line for line in lines if " have a proof; open: " in line]
     assert " F33," in totals
-    assert " F9," not in totals
+    assert " F10," not in totals
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "first"),
+    [
+        ({}, "open: a scenario has not passed"),
+        ({"F31": "FAILED"}, "open: a scenario has not passed"),
+        ({"F31": "not run"}, "open: a scenario has not passed"),
+        ({"F31": "passed"}, "make faults, F31: passed"),
+    ],
+)
+def test_a_test_of_a_fault_is_listed_and_replaces_no_verdict(
+    tmp_path: Path, verdicts: dict[str, str], first: str
+) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "requirements.json").write_text(json.dumps({"F31": ["tests/a.py::test_x"]}))
+    (tmp_path / "build" / "faults.json").write_text(json.dumps(verdicts))
+    shown = shown_for(tmp_path, "F31")
+    assert (shown[0], shown[-1]) == (first, "tests/a.py::test_x")
+    assert f"make faults, F31: {verdicts.get('F31', 'not run here')}" in shown
+
+
+def test_a_fault_with_variants_needs_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "requirements.json").write_text("{}")
+    for verdicts, first in (
+        ({"F58": "passed"}, "open: a scenario has not passed"),
+        ({"F58": "passed", "F58b": "passed"}, "make faults, F58: passed"),
+    ):
+        (tmp_path / "build" / "faults.json").write_text(json.dumps(verdicts))
+        assert shown_for(tmp_path, "F58")[0] == first
+
+
+def test_a_fault_without_a_scenario_is_shown_by_its_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "SCENARIOS", [])
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "requirements.json").write_text(json.dumps({"F31": ["tests/a.py::test_x"]}))
+    assert shown_for(tmp_path, "F31") == ["tests/a.py::test_x"]
+    assert shown_for(tmp_path, "F32") == ["open"]
 
 
 def shown_for(folder: Path, number: str) -> list[str]:

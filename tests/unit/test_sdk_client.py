@@ -263,7 +263,6 @@ async def test_what_was_sent_and_not_acknowledged_says_which_job_may_exist() -> 
         await app.close(flush=0)
 
 
-@pytest.mark.req("F42")
 async def test_what_no_server_could_store_in_time_says_why() -> None:
     async with fake_server() as server, Headgate(server.address) as app:
         server.refuses_submits = jobs_pb2.Error(code="read_only", message="the database is read-only: set it to off")

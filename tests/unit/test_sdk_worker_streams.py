@@ -268,7 +268,6 @@ async def test_a_job_that_outlasts_the_drain_is_declared_to_the_next_server() ->
         await running
 
 
-@pytest.mark.req("F24")
 async def test_a_silent_server_is_left_and_its_connection_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.sdk.worker.beats.silence_limit", lambda _: 3.0)  # not before it has beaten once
     async with fake_server() as server, relay(server.address) as (address, connections):

@@ -155,7 +155,7 @@ def test_a_process_that_was_stopped_for_long_does_not_reap_when_it_continues(sec
     assert gate.is_open
 
 
-@pytest.mark.req("F32", "F53")
+@pytest.mark.req("F32")
 async def test_a_tick_that_waited_for_the_database_reaps_nothing(
     database: str, seconds: ManualClock, clock: Clock, db: Connection
 ) -> None:
@@ -179,7 +179,6 @@ async def test_a_tick_that_waited_for_the_database_reaps_nothing(
         assert await db.fetchval("SELECT lease_until < headgate.clock_v1() FROM headgate.jobs")
 
 
-@pytest.mark.req("F50")
 async def test_a_step_back_of_the_clock_delays_nothing_that_comes_after_it(
     stepped: Instance, seconds: ManualClock, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
