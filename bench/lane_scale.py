@@ -22,8 +22,10 @@ SWEEP_JOBS = 400_000
 CHOSEN_BY_SDK = -1
 INSTANCE_JOBS = 60_000
 BACKLOGS = (1_000, 10_000)
-REFERENCE_JOBS, REFERENCE_WORKERS = 2_000, 8
-"""The published run of the predecessor: 1,223 jobs a second."""
+REFERENCE_JOBS, REFERENCE_WORKERS, REFERENCE_SLOTS = 2_000, 8, 16
+"""The published run of the predecessor: 1,223 jobs a second, no rollback, about 1.6 transactions per job."""
+SETTLING_SECONDS = 11.0
+"""A session of PostgreSQL hands in what it has counted up to ten seconds late."""
 DRAIN, MILLION = 200_000, 1_000_000
 
 
@@ -60,6 +62,54 @@ async def sweep(*, quick: bool = False) -> dict[str, object]:
 def worst_fall(rates: Sequence[float]) -> float:
     """The lowest share of a rate in the best one before it."""
     return min(rate / max(rates[: place + 1]) for place, rate in enumerate(rates))
+
+
+async def reference(*, quick: bool = False) -> dict[str, object]:
+    """The predecessor's run, submitted and worked off at once by one server, some times: what a job costs is of all."""
+    rounds = 1 if quick else ROUNDS
+    async with stack("reference") as made:
+        await asyncio.sleep(SETTLING_SECONDS)
+        before = await _transactions(made)
+        rates = [await reference_run(made) for _ in range(rounds)]
+        await asyncio.sleep(SETTLING_SECONDS)
+        after = await _transactions(made)
+    committed, rolled_back = (now - then for now, then in zip(after, before, strict=True))
+    return {
+        "reference_run": spread(rates),
+        "reference_rollbacks": rolled_back,
+        # Also those of the server's clockwork meanwhile, and those of the lane itself: a few a second.
+        "reference_transactions_per_job": round((committed + rolled_back) / (rounds * REFERENCE_JOBS), 4),
+        "cores": made.busy(),
+    }
+
+
+async def reference_run(made: Stack) -> float:
+    """Jobs a second, from the submit of the first to the acknowledged outcome of the last."""
+    sessions = REFERENCE_WORKERS // PROCESSES
+    await made.clean()
+    worker = ("work", "0", str(REFERENCE_SLOTS), str(CHOSEN_BY_SDK), str(sessions))
+    with made.roles(("produce_many", str(REFERENCE_JOBS)), *[worker] * PROCESSES) as (producer, *workers):
+        meter = made.meter()
+        for one in (*workers, producer):
+            one.go()
+        produced = await asyncio.to_thread(producer.report)
+        await made.all_ended()
+        for one in workers:
+            one.stop()
+        reports = [await asyncio.to_thread(one.report) for one in workers]
+        meter.stop(producer=produced["cpu"], worker=sum(one["cpu"] for one in reports))
+    await check_archive(made, REFERENCE_JOBS)
+    seconds = max(one["ended"] for one in reports) - produced["started"]
+    meter.note("reference run", seconds)
+    return REFERENCE_JOBS / seconds
+
+
+async def _transactions(made: Stack) -> tuple[int, int]:
+    """Committed and rolled back, as PostgreSQL counts them in the servers' database; looked at from another one."""
+    async with made.database(made.aside) as db:
+        row = await db.fetchrow("SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = 'postgres'")
+    assert row is not None
+    return row[0], row[1]
 
 
 async def backlog(*, quick: bool = False, until: float = math.inf) -> dict[str, object]:

@@ -243,7 +243,7 @@ def test_a_number_with_a_measured_row_needs_its_tests_and_a_verdict_that_holds(t
         verdicts = {"refill of a freed slot, ms": {"verdict": verdict}, "loaded_80_p50_ms": {"verdict": "holds"}}
         (tmp_path / "bench" / "latest.json").write_text(json.dumps({"verdicts": verdicts}))
         assert (shown_for(tmp_path, "T4")[0], shown_for(tmp_path, "T4")[-1]) == (first, f"{row}: {verdict}")
-    assert shown_for(tmp_path, "T43")[0] == "open: not measured here"  # one of its two rows was
+    assert shown_for(tmp_path, "T43")[0] == "open: not measured here"  # one of its rows was
 
 
 def test_the_held_snapshot_counts_only_for_ten_minutes(tmp_path: Path) -> None:
