@@ -201,6 +201,7 @@ async def test_a_silent_session_is_ended_after_its_lease(
         assert int(told[1]) >= 6
 
 
+@pytest.mark.req("W28")
 async def test_cancelling_frees_a_producer_stuck_behind_its_unread_replies(
     server: ServerProcess, wire: Wire, neighbour: Neighbour, topic: str
 ) -> None:

@@ -128,7 +128,6 @@ def test_buckets_that_are_full_again_are_dropped_when_there_are_many(monkeypatch
         env.limits.take(caller("0"), RateClass.SUBMIT, 2)
 
 
-@pytest.mark.req("W28")
 def test_a_bucket_is_full_until_it_is_used_and_as_soon_as_it_is_filled_again() -> None:
     bucket = Bucket(parse_rate("10/1s:20", field="rate"), now=100.0)
     assert bucket.is_full(100.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from headgate.domain.states import State
-from headgate.sdk import Headgate, Job, JobDead
+from headgate.sdk import Fail, Headgate, Job, JobDead, RetryPolicy
 from headgate.store.connect import connect
 from headgate.wire import jobs_pb2
 from tests.e2e.conftest import Serve, Spawn
@@ -81,7 +82,6 @@ async def test_a_lease_is_sixty_seconds_and_a_beat_a_third_of_it_unless_set_othe
         await running
 
 
-@pytest.mark.req("E6")
 async def test_a_handler_is_asked_to_stop_once_a_beat_finds_its_lease_gone(
     serve: Serve, database: str, topic: str
 ) -> None:
@@ -113,6 +113,28 @@ async def test_a_handler_is_asked_to_stop_once_a_beat_finds_its_lease_gone(
             assert "applied" not in worker.receipts
     finally:
         await db.close()
+
+
+@pytest.mark.req("W28")
+async def test_a_handler_knows_its_attempt_and_how_many_there_are_and_may_give_up_early(
+    server: ServerProcess, topic: str
+) -> None:
+    seen: list[tuple[int, int]] = []
+    async with asyncio.timeout(60), Headgate(server.address, token=ALPHA) as hg:
+
+        async def give_up(*, job: Job) -> None:
+            seen.append((job.attempt, job.max_attempts))
+            raise Fail("it cannot succeed", permanent=job.attempt == job.max_attempts - 1)
+
+        task = hg.register(topic, give_up, max_attempts=3, retry=RetryPolicy.fixed(timedelta(milliseconds=10)))
+        worker = hg.worker()
+        running = asyncio.create_task(worker.run())
+        handle = await task.submit()
+        with pytest.raises(JobDead):
+            await handle.result(30)
+        worker.stop()
+        await running
+    assert seen == [(1, 3), (2, 3)]
 
 
 @pytest.mark.req("W19", "W22")

@@ -265,7 +265,6 @@ async def test_discarding_and_redriving_a_scheduled_job_works_as_with_any(bench:
     assert await bench.jobs() == []
 
 
-@pytest.mark.req("H2")
 async def test_a_look_takes_what_is_due_and_not_paused_by_its_index_and_no_more_than_its_bound(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +286,6 @@ async def test_a_look_takes_what_is_due_and_not_paused_by_its_index_and_no_more_
     assert any("schedules_due" in row[0] for row in plan), plan
 
 
-@pytest.mark.req("H2")
 async def test_the_next_look_is_aimed_at_the_next_moment_and_rare_when_there_is_none(bench: Bench) -> None:
     assert (await bench.scheduler.run_once()).wait == 5.0
     await bench.put()
