@@ -43,6 +43,7 @@ class ArmedServer:
     async def dies_at(self, site: str, *, first: str = "", within: float = 15.0) -> bool:
         """Kill it there, and start it again; False if it did not come there in time. `first` are rules besides."""
         process = self._world.servers[self.name]
+        self._world.expect_end(self.name)
         self.plan(f"{first}\n{site}=exit")
 
         async def dead() -> bool:

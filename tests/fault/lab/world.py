@@ -136,6 +136,8 @@ class World:
         self._proxy_servers, self._proxy_database = proxy_servers, proxy_database
         self._settings = {**SETTINGS, **(settings or {})}
         self._frozen: dict[str, list[int]] = {}
+        self._ends_expected: set[LoggedProcess] = set()
+        """Servers that a fault ends, or that have ended and were noted."""
         self._undo: list[tuple[str, Undo]] = []
         self._keeper: asyncio.Task[None] | None = None
         self.recorder = Recorder(folder, "lab")
@@ -269,7 +271,22 @@ class World:
             args=spec.args, armed=spec.armed, seed=self.seed, variables=spec.variables, prefix=spec.prefix,
         )  # fmt: skip
         spec.port = self.servers[name].port
+    def expect_end(self, name: str) -> None:
+        """A fault is about to end this server: its exit is no violation. `kill` and `stop` call it."""
+        if name in self.servers:
+            self._note_end(name)
+            self._ends_expected.add(self.servers[name])
+
+    def _note_end(self, name: str) -> None:
+        """Note the exit of a server that no fault has ended; the checker fails the run for it (I13)."""
+        process = self.servers.get(name)
+        if process is None or process in self._ends_expected or process.exit_code is None:
+            return
+        self._ends_expected.add(process)
+        self.recorder.note("ended_by_itself", name=name, pid=process.pid, code=process.exit_code)
+
         self.recorder.note("proc", what="start", name=name, pid=self.servers[name].pid)
+        self._note_end(name)
 
     def _start_worker(self, name: str, *, wait: bool = True) -> None:
         spec = self.worker_specs[name]
@@ -318,12 +335,14 @@ class World:
         """SIGTERM, and wait for the end; gives the exit code."""
         async with self.faulty(f"stop {name}"):
             return await asyncio.to_thread(lambda: self.process(name).terminate(within=within))
+        self.expect_end(name)
 
     async def start(self, name: str, *, wait: bool = True) -> None:
         """Start a server or worker that has ended, at its old address. Also: one that is new in the specs."""
         if name in self.server_specs:
             await asyncio.to_thread(self._start_server, name)
         else:
+            self.expect_end(name)
             await asyncio.to_thread(lambda: self._start_worker(name, wait=wait))
 
     async def restart(self, name: str) -> None:
@@ -411,7 +430,10 @@ class World:
     # --- the end phase -----------------------------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """No more faults: thaw, mend the links, start what is down. Load continues."""
+        """No more faults: thaw, mend the links, start what is down. Load continues.
+
+        A server that is down although no fault has ended it is started, too, and fails the run.
+        """
         for name in list(self._frozen):
             await self.thaw(name)
         while self._undo:
@@ -489,6 +511,8 @@ class World:
         for tenant, hg in self.clients.items():
             shown = await hg.admin.status()
             self.recorder.note("final_status", tenant=tenant, topics={one.topic: one.counts for one in shown.topics})
+        for name in self.servers:
+            self._note_end(name)
         for word in sorted(self.coverage):
             self.recorder.note("sometimes", what=word)
         events = await asyncio.to_thread(merged, self.folder)

@@ -8,7 +8,13 @@ from tests.fault.lab.checker.model import Model, Violation, ok
 
 
 def all_comes_to_an_end(model: Model) -> Iterator[Violation]:
-    """Drained in time; probes answered; servers and workers alive, and every worker with an open stream."""
+    """Drained in time; probes answered; servers and workers alive, and every worker with an open stream.
+
+    A server that ended while no fault ended it is a violation, also when the laboratory has started it again.
+    """
+    for event in model.of_kind["ended_by_itself"]:
+        text = f"{event['name']} ended with exit code {event['code']}, and no fault of the run has ended it"
+        yield Violation(invariant="I13", text=text, at=event.t)
     for one in model.asked("drain"):
         if not ok(one):
             left = "; ".join(map(str, one.answer.get("left", ())))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -167,3 +169,14 @@ async def frozen_workers_are_given_jobs(world: World) -> None:
         if round_ and given >= GIVEN:
             break
     assert given >= GIVEN, f"only {given} jobs were claimed for the frozen workers"
+
+
+@scenario("C8", "a server ends that no fault has ended", expect_red=("I13",))
+async def a_server_ends_by_itself(world: World) -> None:
+    """Past the laboratory, without a line in a log: `heal` starts it again, and the run must fail nevertheless."""
+    os.kill(world.servers["s1"].pid, signal.SIGKILL)
+
+    async def ended() -> bool:
+        return not world.alive("s1")
+
+    await eventually(ended, "s1 has ended")

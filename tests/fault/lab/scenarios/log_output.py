@@ -64,7 +64,7 @@ async def the_log_disk_of_a_server_is_full(world: World) -> None:
         assert log.stat().st_size > size, "it has not written since"
         await world.kill("s1")
     finally:
-        world.servers["s1"].kill()
+        await world.kill("s1")
         kept = log.read_bytes() if log.exists() else b""
         log.unlink()
         log.write_bytes(kept)
