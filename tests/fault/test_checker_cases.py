@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ def test_no_number_of_servers_may_invert_anything(servers: int) -> None:
     story = Story(servers=servers)
     story.submitted(A, 1, topic="ranked", body=1).submitted(B, 2, topic="ranked", body=2, priority="10")
     story.row(A, topic="ranked", claimed=4_000, finished=4_010)
-    story.row(B, topic="ranked", claimed=4_100, finished=4_110, payload={"b": 2})
+    story.row(B, topic="ranked", claimed=4_500, finished=4_510, payload={"b": 2})
     assert check(story.events, only=["I6"]).red == ["I6"]
 
 
@@ -29,9 +30,86 @@ def test_a_job_that_came_back_is_not_passed_over(state: int, run_at: float | Non
     story.fact(C, 1, 21, claimed=11, run_at=101).row(C, epoch=2, attempt=2, claimed=150, payload={"b": 3})
     story.submitted(B, 2, topic="ranked", body=2)
     story.fact(A, 1 if state else 4, 20, claimed=10, run_at=run_at, state=state)
-    story.row(A, topic="ranked", epoch=2, attempt=2, claimed=5_000, finished=5_010)
+    story.row(A, topic="ranked", epoch=2, attempt=2, claimed=5_500, finished=5_510)
     story.row(B, topic="ranked", claimed=4_900, finished=4_910, payload={"b": 2})
     assert check(story.events, only=["I6"]).red == ["I6"]
+
+
+def test_claims_of_two_servers_at_the_same_time_are_not_compared() -> None:
+    story = Story(servers=2)
+    story.submitted(A, 1, topic="ranked", body=1).submitted(B, 2, topic="ranked", body=2, priority="10")
+    story.row(A, topic="ranked", claimed=4_000, finished=4_010)
+    story.row(B, topic="ranked", claimed=4_200, finished=4_210, payload={"b": 2})
+    assert check(story.events, only=["I6"]).red == []
+
+
+@pytest.mark.parametrize(
+    ("submitted", "broken", "pairs"), [(2, None, 1), (3_500, None, 0), (2, 4_100, 0)], ids=["both", "one", "faults"]
+)
+def test_order_is_judged_by_pairs_that_waited_together(submitted: int, broken: int | None, pairs: int) -> None:
+    story = Story().submitted(A, 1, topic="ranked", body=1, priority="10")
+    story.submitted(B, submitted, topic="ranked", body=2)
+    story.row(A, topic="ranked", claimed=4_000, finished=4_010)
+    story.row(B, topic="ranked", claimed=5_000, finished=5_010, payload={"b": 2})
+    if broken is not None:
+        story.note(broken, "lab", "fault", phase="start", what="freeze s1")
+    report = check(story.events, only=["I6"])
+    assert (report.red, report.coverage["order_pairs"]) == ([], pairs)
+
+
+def test_jobs_of_one_call_have_an_order() -> None:
+    story = Story()
+    story.did("submit_many", 1, topic="ranked", bodies=[1], answer={"jobs": [A]})
+    story.did("submit_many", 2, topic="ranked", bodies=[2], priority=10, answer={"jobs": [B]})
+    story.row(A, topic="ranked", claimed=4_000, finished=4_010)
+    story.row(B, topic="ranked", claimed=4_500, finished=4_510, payload={"b": 2})
+    assert check(story.events, only=["I6"]).red == ["I6"]
+
+
+def waiting(*, retried: bool, claimed: float) -> Story:
+    """A job that is due 1,002 ms after the beginning; its tenant has four slots."""
+    story = Story()
+    story.note(0, "lab", "world", seed=1, servers=2, lease_ms=3_000, tenants=["red"], slots={"red": 4})
+    if retried:
+        story.submitted(A, 1, topic="slow").fact(A, 1, 20, claimed=10, run_at=1_002)
+        return story.row(A, topic="slow", epoch=2, attempt=2, claimed=claimed, finished=claimed + 10)
+    return story.submitted(A, 1, topic="slow", delay="1").row(A, topic="slow", claimed=claimed, finished=claimed + 10)
+
+
+@pytest.mark.parametrize("retried", [False, True], ids=["delayed", "retried"])
+def test_a_job_that_starts_long_after_its_time_is_found(retried: bool) -> None:
+    for claimed, red in ((1_010, []), (3_900, []), (4_100, ["I22"])):
+        report = check(waiting(retried=retried, claimed=claimed).events, only=["I22"])
+        assert (report.red, report.coverage["lateness_judged"]) == (red, 1), claimed
+
+
+LATE_FOR_A_REASON: dict[str, Callable[[Story], Story]] = {
+    "something was broken": lambda s: s.note(1_500, "lab", "fault", phase="start", what="freeze w1"),
+    "its topic was paused": lambda s: s.did("pause", 900, topic="slow").did("resume", 3_000, topic="slow"),
+    "its tenant was paused": lambda s: s.did("pause", 900, until_us=wall(2_000)),
+    "its topic has a limit": lambda s: s.did("set_topic", 1, topic="slow", settings={"max_running": 1}),
+    "it was cancelled and redriven": lambda s: s.did("redrive", 500, job=A),
+    "half of the slots were taken": lambda s: (
+        s.row(B, topic="slow", claimed=500, finished=9_000, payload={"b": 2})
+        .row(C, topic="slow", claimed=500, finished=9_000, payload={"b": 3})
+        .row("d" * 32, topic="slow", claimed=500, finished=9_000, payload={"b": 4})
+    ),
+}
+
+
+@pytest.mark.parametrize("why", LATE_FOR_A_REASON)
+def test_lateness_with_a_reason_is_not_judged(why: str) -> None:
+    report = check(LATE_FOR_A_REASON[why](waiting(retried=False, claimed=6_000)).events, only=["I22"])
+    assert (report.red, report.coverage["lateness_judged"]) == ([], 0)
+
+
+def test_a_server_that_ended_while_no_fault_ended_it_is_found() -> None:
+    story = life(Story())
+    assert check(story.events, only=["I13"]).red == []
+    story.note(500, "lab", "ended_by_itself", name="s1", pid=1, code=-9)
+    report = check(story.events, only=["I13"])
+    assert report.red == ["I13"]
+    assert "exit code -9" in report.violations[0].text
 
 
 def test_a_worker_that_gets_no_cancel_request_is_found() -> None:

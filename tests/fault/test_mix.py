@@ -23,7 +23,7 @@ def test_the_same_seed_plans_the_same_faults() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.req("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I11", "I12", "I13", "I14", "I15")
+@pytest.mark.req("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I11", "I12", "I13", "I14", "I15", "I22")
 async def test_a_minute_of_random_faults_breaks_no_promise() -> None:
     result = await run(
         "mix",

@@ -66,6 +66,11 @@ BULK_SECONDS: Final = 8
 UNIQUE_SECONDS: Final = 0.8
 """Always the same delay: a job that is replaced is then never due sooner than it was before."""
 KNOWN_JOBS: Final = 400
+BACKLOG: Final = (-10, 0, 10, -10, 0, 10)
+"""Priorities of the batches of ranked jobs that come to wait together."""
+BACKLOG_BATCH, BACKLOG_MS = 25, 150
+BACKLOG_WAITS: Final = 1.2
+"""Seconds: longer than a claim may be in flight (checker/order.py)."""
 RETRY: Final = RetryPolicy.fixed(timedelta(milliseconds=200))
 LIMITS: Final[dict[str, TopicSettings]] = {
     "limited": {"max_running": 3},
@@ -323,17 +328,30 @@ class Load:
     async def _do_many(self, tenant: Tenant) -> None:
         tenant.jobs.extend(await self.submit_many(tenant, "slow", self._chance.choice((5, 10, 20))))
 
-    async def submit_many(self, tenant: Tenant, topic: str, number: int, **extra: object) -> list[UUID]:
+    async def submit_many(
+        self, tenant: Tenant, topic: str, number: int, *, ms: int = 5, priority: int = 0, **extra: object
+    ) -> list[UUID]:
         """So many jobs by one call; none when it was not answered."""
-        bodies = [self._body(tenant, ms=5, **extra) for _ in range(number)]
-        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic=topic, bodies=[body_no(b) for b in bodies])
+        bodies = [self._body(tenant, ms=ms, **extra) for _ in range(number)]
+        op = self.recorder.invoke("submit_many", tenant=tenant.name, topic=topic, priority=priority,
+                                  bodies=[body_no(b) for b in bodies])  # fmt: skip
         try:
-            handles = await tenant.hg.submit_many(topic, bodies, timeout=SUBMIT_SECONDS)
+            handles = await tenant.hg.submit_many(topic, bodies, timeout=SUBMIT_SECONDS, priority=priority)
         except HeadgateError as error:
             self.recorder.end(op, INFO, error=type(error).__name__, text=str(error)[:200])  # some of them may exist
             return []
         self.recorder.end(op, OK, jobs=[handle.id.hex for handle in handles])
         return [handle.id for handle in handles]
+
+    async def ranked_backlog(self, tenant: Tenant) -> None:
+        """Let more ranked jobs wait at once than there are slots: their topic is paused while they come."""
+        target: Target = {"topic": "ranked"}
+        pause = partial(tenant.hg.admin.pause, reason="backlog", **target)
+        await self.call(tenant, "pause", noted_target(target), pause)
+        for priority in BACKLOG:
+            await self.submit_many(tenant, "ranked", BACKLOG_BATCH, ms=BACKLOG_MS, priority=priority)
+        await asyncio.sleep(BACKLOG_WAITS)
+        await self._certainly(tenant, "resume", noted_target(target), partial(resume_target, tenant.hg, target))
 
     async def _do_batch(self, tenant: Tenant) -> None:
         bodies, last = [self._body(tenant, ms=5) for _ in range(4)], self._body(tenant, ms=5)

@@ -13,8 +13,11 @@ from tests.fault.lab.world import World
 
 GAP: Final = (0.5, 2.5)
 """Seconds between two faults."""
-CALM: Final = 10.0
-"""In the middle of a mix nothing happens for so long: order and the speed of cancels are judged in calm times only."""
+CALM: Final = 13.0
+"""In the middle of a mix nothing breaks for so long: order, lateness and the speed of cancels are judged in calm times
+only."""
+BACKLOG_FROM: Final = 7.0
+"""Seconds of it until a backlog of ranked jobs is made: cancels and lateness are judged while slots are free."""
 CALM_FROM: Final = 45.0
 """A shorter mix has no time for that."""
 Deed = Callable[[World, str, float], Awaitable[None]]
@@ -95,7 +98,10 @@ async def _restart_postgres(world: World, name: str, lasting: float) -> None:
 
 
 async def _calm(world: World, name: str, lasting: float) -> None:
-    await asyncio.sleep(lasting)
+    began = asyncio.get_running_loop().time()
+    await asyncio.sleep(BACKLOG_FROM)
+    await asyncio.gather(*(world.load.ranked_backlog(world.load.tenant(tenant)) for tenant in world.tenants))
+    await asyncio.sleep(max(0.0, began + lasting - asyncio.get_running_loop().time()))
 
 
 async def _cut(world: World, name: str, lasting: float) -> None:

@@ -14,6 +14,8 @@ from tests.support.workers import CONNECTED
 ROOT: Final = Path(__file__).parents[3]
 """The tree this laboratory was started from: a mutant's copy runs its own code, not what is installed."""
 START: Final = timedelta(seconds=40)
+CONCURRENCY: Final = 8
+"""Slots of a worker."""
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -71,7 +73,7 @@ class LabWorker(LoggedProcess):
         *,
         folder: Path,
         token: str,
-        concurrency: int = 8,
+        concurrency: int = CONCURRENCY,
         prefetch: int = -1,
         topics: Sequence[str] = (),
         grace: float = 5,

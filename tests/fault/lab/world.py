@@ -38,7 +38,7 @@ from tests.fault.lab.checker import Report, check
 from tests.fault.lab.dump import dump
 from tests.fault.lab.history import Recorder, merged
 from tests.fault.lab.load import RATE, Load
-from tests.fault.lab.process import LabServer, LabWorker
+from tests.fault.lab.process import CONCURRENCY, LabServer, LabWorker
 from tests.fault.lab.proxies import NotRunHere, Proxy, new_proxy
 from tests.support.database import Server as Databases
 from tests.support.database import temporary_folder
@@ -165,7 +165,7 @@ class World:
     async def _open(self) -> None:
         self.recorder.note("world", seed=self.seed, servers=len(self.server_specs), workers=len(self.worker_specs),
                            tenants=self.tenants, lease_ms=int(self.lease * 1000),
-                           grace_ms=int(1000 * self._grace()))  # fmt: skip
+                           grace_ms=int(1000 * self._grace()), slots=self._slots())  # fmt: skip
         self.cluster = await asyncio.to_thread(
             lambda: embedded.start(self._data / "postgres", settings=self._settings, tcp=True)
         )
@@ -190,6 +190,13 @@ class World:
             weights=self._weights, **made,
         )  # fmt: skip
         await self.load.prepare()
+
+    def _slots(self) -> dict[str, int]:
+        """By tenant, those of the workers that are there from the start."""
+        slots = dict.fromkeys(self.tenants, 0)
+        for spec in self.worker_specs.values():
+            slots[spec.tenant] += int(spec.options.get("concurrency", CONCURRENCY))
+        return slots
 
     def _grace(self) -> float:
         """For how many seconds at least the servers keep the leases of a worker whose connection was lost."""
@@ -264,13 +271,6 @@ class World:
         """True while that process runs, frozen or not."""
         return self.process(name).exit_code is None
 
-    def _start_server(self, name: str) -> None:
-        spec = self.server_specs[name]
-        self.servers[name] = LabServer(
-            name, self.server_dsn, folder=self.folder, tokens=self.tokens_file, lease=self.lease, port=spec.port,
-            args=spec.args, armed=spec.armed, seed=self.seed, variables=spec.variables, prefix=spec.prefix,
-        )  # fmt: skip
-        spec.port = self.servers[name].port
     def expect_end(self, name: str) -> None:
         """A fault is about to end this server: its exit is no violation. `kill` and `stop` call it."""
         if name in self.servers:
@@ -285,8 +285,15 @@ class World:
         self._ends_expected.add(process)
         self.recorder.note("ended_by_itself", name=name, pid=process.pid, code=process.exit_code)
 
-        self.recorder.note("proc", what="start", name=name, pid=self.servers[name].pid)
+    def _start_server(self, name: str) -> None:
         self._note_end(name)
+        spec = self.server_specs[name]
+        self.servers[name] = LabServer(
+            name, self.server_dsn, folder=self.folder, tokens=self.tokens_file, lease=self.lease, port=spec.port,
+            args=spec.args, armed=spec.armed, seed=self.seed, variables=spec.variables, prefix=spec.prefix,
+        )  # fmt: skip
+        spec.port = self.servers[name].port
+        self.recorder.note("proc", what="start", name=name, pid=self.servers[name].pid)
 
     def _start_worker(self, name: str, *, wait: bool = True) -> None:
         spec = self.worker_specs[name]
@@ -328,21 +335,21 @@ class World:
         """SIGKILL."""
         self.fault("start", f"kill {name}")
         self._frozen.pop(name, None)
+        self.expect_end(name)
         await asyncio.to_thread(self.process(name).kill)
         self.fault("stop", f"kill {name}")
 
     async def stop(self, name: str, *, within: timedelta = timedelta(seconds=40)) -> int:
         """SIGTERM, and wait for the end; gives the exit code."""
         async with self.faulty(f"stop {name}"):
+            self.expect_end(name)
             return await asyncio.to_thread(lambda: self.process(name).terminate(within=within))
-        self.expect_end(name)
 
     async def start(self, name: str, *, wait: bool = True) -> None:
         """Start a server or worker that has ended, at its old address. Also: one that is new in the specs."""
         if name in self.server_specs:
             await asyncio.to_thread(self._start_server, name)
         else:
-            self.expect_end(name)
             await asyncio.to_thread(lambda: self._start_worker(name, wait=wait))
 
     async def restart(self, name: str) -> None:
@@ -504,6 +511,8 @@ class World:
 
     async def judge(self, **options: Any) -> Report:
         """Note who lives, dump the tables, and let the checker read everything. `options` are those of `check`."""
+        for name in self.servers:
+            self._note_end(name)
         for name in (*self.server_specs, *self.worker_specs):
             self.recorder.note("lives", name=name, alive=self._up(name))
         async with self.database() as db:
@@ -511,8 +520,6 @@ class World:
         for tenant, hg in self.clients.items():
             shown = await hg.admin.status()
             self.recorder.note("final_status", tenant=tenant, topics={one.topic: one.counts for one in shown.topics})
-        for name in self.servers:
-            self._note_end(name)
         for word in sorted(self.coverage):
             self.recorder.note("sometimes", what=word)
         events = await asyncio.to_thread(merged, self.folder)

@@ -59,6 +59,7 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I19": dependencies.children_wait_for_their_parents,
     "I20": bulk.operations_change_each_once,
     "I21": retention.kept_for_its_time_and_no_orphans,
+    "I22": timing.soon_after_its_time,
 }
 CONTEXT: Final = 10
 """Lines shown before and after the first event of a violation."""

@@ -12,13 +12,14 @@ from typing import Final
 from tests.fault.lab.checker.cancels import told_judged
 from tests.fault.lab.checker.limits import full
 from tests.fault.lab.checker.model import DEAD, Model, Operation, ok
-from tests.fault.lab.checker.order import judged
+from tests.fault.lab.checker.order import pairs_judged
 from tests.fault.lab.checker.pauses import target_of
+from tests.fault.lab.checker.timing import lateness_judged
 
 IN_A_MINUTE: Final = (
     "keyed_repeat", "reopened_stream", "handed_back",
     "lease_lost", "retried", "dead_letter", "redriven", "cancelled_running", "paused_topic",
-    "paused_tenant", "paused_everything", "paused_with_end", "key_limit_full", "order_judged",
+    "paused_tenant", "paused_everything", "paused_with_end", "key_limit_full", "order_pairs", "lateness_judged",
     "told_judged", "unique_kept", "unique_replaced", "callback_ran", "child_ran", "child_cancelled", "operation_done",
 )  # fmt: skip
 IN_ALL: Final = (
@@ -65,7 +66,8 @@ def sometimes(model: Model) -> dict[str, int]:
         "redriven": sum(fact.kind == 8 for fact in model.facts),
         "cancelled_running": len(model.of_kind["cancel"]),
         "coalesced_fire": len(covers),
-        "order_judged": judged(model),
+        "order_pairs": pairs_judged(model),
+        "lateness_judged": lateness_judged(model),
         "told_judged": told_judged(model),
         **_pauses(model),
         **full(model),

@@ -1,8 +1,9 @@
 """I6: higher priority first, and first come first served within a priority, on a topic without limits.
 
-Judged is every attempt, first ones and later ones, over any number of servers. What the promise allows is one batch in
-flight for each server: a claim that had looked before the job was claimable. In a calm time no claim takes MARGIN_US,
-so a job that is claimed later than that after a better one was there has overtaken it, and none may.
+Judged are pairs of attempts, first ones and later ones, over any number of servers: of two that are claimed one after
+the other, the later must have waited for MARGIN_US when the other was claimed. What the promise allows is one batch in
+flight for each server: a claim that had looked before the job was claimable. In a calm time no claim takes MARGIN_US.
+Two claims at once skip what the other has locked, and either may commit first: pairs within TOGETHER_US are left out.
 
 A job that waits for a time becomes claimable when a server sees that it is due, which is not stored. Servers take the
 one that has been due for longest first: so it was claimable when one that was due later has been claimed.
@@ -11,8 +12,10 @@ one that has been due for longest first: so it was claimable when one that was d
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 from tests.fault.lab.checker.model import Fact, Model, Operation, Violation, ok
@@ -20,6 +23,8 @@ from tests.fault.lab.checker.model import Fact, Model, Operation, Violation, ok
 TOPIC: Final = "ranked"
 MARGIN_US: Final = 1_000_000
 """The longest that a claim may be in flight: it may have begun before the job was there."""
+TOGETHER_US: Final = 250_000
+"""Two claims of different servers may overlap for so long: a batch is locked before the time of its claim is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +39,8 @@ class _Ranked:
 
 
 def priority_first(model: Model) -> Iterator[Violation]:
-    """Count the attempts that were passed over by one that should have come later."""
-    found: list[tuple[_Ranked, _Ranked]] = []
-    ranked = _ranked(model)
-    for a in ranked:
-        for b in ranked:
-            if b.tenant == a.tenant and b.available < a.claimed - MARGIN_US and b.claimed > a.claimed:
-                better = b.priority > a.priority or (b.priority == a.priority and b.answered < a.asked)
-                if better and model.calm(a.claimed, b.claimed, margin_us=2 * MARGIN_US):
-                    found.append((a, b))
+    """Count the pairs of which the worse was claimed first."""
+    found = [(first, then) for first, then in _pairs(model) if _better(then, first)]
     if found:
         a, b = found[0]
         yield Violation(
@@ -54,19 +52,37 @@ def priority_first(model: Model) -> Iterator[Violation]:
         )
 
 
-def judged(model: Model) -> int:
-    """How many jobs were claimed in a time calm enough for their order to be judged."""
-    return sum(model.calm(one.claimed, one.claimed, margin_us=2 * MARGIN_US) for one in _ranked(model))
+def pairs_judged(model: Model) -> int:
+    """How many pairs were compared: both waited at the same time, one of them is the better, and nothing was broken."""
+    return sum(1 for _ in _pairs(model))
+
+
+def _pairs(model: Model) -> Iterator[tuple[_Ranked, _Ranked]]:
+    """Those of which one is the better, in the order of their claims."""
+    by_tenant: defaultdict[str, list[_Ranked]] = defaultdict(list)
+    for one in sorted(_ranked(model), key=lambda one: one.claimed):
+        by_tenant[one.tenant].append(one)
+    for ranked in by_tenant.values():
+        for first, then in combinations(ranked, 2):
+            if (
+                then.available < first.claimed - MARGIN_US
+                and then.claimed > first.claimed + TOGETHER_US
+                and (_better(first, then) or _better(then, first))
+                and model.calm(first.claimed, then.claimed, margin_us=2 * MARGIN_US)
+            ):
+                yield first, then
+
+
+def _better(one: _Ranked, other: _Ranked) -> bool:
+    return one.priority > other.priority or (one.priority == other.priority and one.answered < other.asked)
 
 
 def _ranked(model: Model) -> list[_Ranked]:
     ends: dict[tuple[str, int], Fact] = {(fact.job, fact.epoch): fact for fact in model.facts if fact.claimed}
     due = _Due(model, ends)
     found: list[_Ranked] = []
-    for one in model.asked("submit"):
-        if one.data["topic"] != TOPIC or not ok(one):
-            continue
-        job = one.jobs[0]
+    submits = [one for one in model.asked("submit", "submit_many") if one.data["topic"] == TOPIC and ok(one)]
+    for one, job in ((asked, str(job)) for asked in submits for job in asked.answer.get("jobs", asked.jobs)):
         if job in model.verbs_of:  # a redrive gives a new rank, at a time that is not stored
             continue
         for claim in model.claims_of.get(job, ()):
