@@ -76,6 +76,7 @@ async def run_scenario(chosen: Scenario, *, seed: int, keep: bool = False, long:
         drain=chosen.drain,
         leave_out=chosen.leave_out,
         logs=chosen.logs,
+        must_meet=chosen.must_meet,
         within=chosen.deadline(long=long),
         keep=keep,
     )

@@ -49,6 +49,8 @@ class Scenario:
     """Patterns of errors in the logs that this fault brings about on purpose; see `tests.fault.lab.logs`."""
     expect_red: tuple[str, ...] = ()
     """For a positive control: invariants that must be violated, or the scenario fails."""
+    must_meet: tuple[str, ...] = ()
+    """Facts that this scenario is made to meet (checker/coverage.py): without them, its green is judged by nothing."""
     within: timedelta = WITHIN
     """For all of it; then it is ended, and has failed."""
     longer: timedelta = timedelta()
@@ -94,6 +96,7 @@ def scenario(
     leave_out: Sequence[str] = (),
     logs: Sequence[str] = (),
     expect_red: Sequence[str] = (),
+    must_meet: Sequence[str] = (),
     within: timedelta = WITHIN,
     longer: timedelta = timedelta(),
     long_world: Mapping[str, Any] | None = None,
@@ -114,6 +117,7 @@ def scenario(
             leave_out=tuple(leave_out),
             logs=tuple(logs),
             expect_red=tuple(expect_red),
+            must_meet=tuple(must_meet),
             within=within,
             longer=longer,
             long_world=dict(long_world or {}),

@@ -25,7 +25,13 @@ BUSY_VERBS = {"pause": 4, "cancel": 8, "delayed": 10, "discard": 3, "redrive": 3
               "limited": 15, "unique": 14, "depends": 8, "batch": 4, "bulk": 4, "own_id": 6}  # fmt: skip
 
 
-@scenario("C1", "no fault: a calm mixed load", world={"weights": BUSY_VERBS}, drain=timedelta(seconds=25))
+@scenario(
+    "C1",
+    "no fault: a calm mixed load",
+    world={"weights": BUSY_VERBS},
+    drain=timedelta(seconds=25),
+    must_meet=("lateness_judged",),
+)
 async def nothing_happens(world: World) -> None:
     """The checker has no excuse here."""
     await asyncio.sleep(10)
@@ -107,6 +113,7 @@ async def workers_freeze_and_fail_late(world: World) -> None:
         "schedules": (),
         "worker_options": {"concurrency": 1, "prefetch": 0},
     },
+    must_meet=("order_pairs",),
 )
 async def a_backlog_of_priorities(world: World) -> None:
     """Jobs of all priorities wait for seconds; each must be given in its order."""
