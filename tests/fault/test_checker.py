@@ -98,6 +98,13 @@ HOLDS: dict[str, Tell] = {
         .fact(A, 4, 21, claimed=10, state=0)
         .completed(A, 30, epoch=2)
     ),
+    "I3 a job that was replaced has all its attempts again": lambda s: (
+        s.submitted(A, 1)
+        .assigned(A, 1, 10)
+        .fact(A, 3, 3_015, claimed=10, run_at=3_215)
+        .fact(A, 21, 3_100, state=2, run_at=3_900)
+        .completed(A, 3_950, epoch=2, attempt=1)
+    ),
     "I4 a late result is stale": lambda s: (
         s.submitted(A, 1)
         .assigned(A, 1, 10)

@@ -13,6 +13,7 @@ from tests.fault.lab.checker.model import (
     NEVER,
     PAID,
     REDRIVEN,
+    REPLACED,
     Assign,
     Fact,
     Model,
@@ -121,7 +122,7 @@ def attempts_are_bounded_and_end_once(model: Model) -> Iterator[Violation]:
 def _ends(row: Row, facts: Sequence[Fact], assigns: Sequence[Assign]) -> Iterator[Violation]:
     ends: Counter[int] = Counter(fact.epoch for fact in facts if fact.kind in ENDED_BY)
     paid: list[tuple[int, int]] = []  # epoch, when
-    lives = sorted(fact.at for fact in facts if fact.kind == REDRIVEN)
+    lives = sorted(fact.at for fact in facts if fact.kind in (REDRIVEN, REPLACED))  # attempts are counted from 0
     for fact in facts:
         if fact.kind in ENDED_BY and ENDED_BY[fact.kind] in PAID:
             paid.append((fact.epoch, fact.at))

@@ -25,6 +25,7 @@ ENDED_BY: Final = {1: "failed", 2: "nack", 3: "expired", 4: "released", 5: "snoo
 PAID: Final = frozenset({"failed", "nack", "expired", "completed"})
 EXPIRED: Final = 3
 CANCEL_REQUESTED, QUEUED_CANCELLED, REDRIVEN, DISCARDED = 6, 7, 8, 11
+REPLACED: Final = 21
 NEVER: Final = 1 << 62
 
 
