@@ -96,7 +96,8 @@ def _due(model: Model) -> Iterator[tuple[Claim, int]]:
                 if claim.epoch % 1024 == 1:
                     yield claim, one.w_end + round(delay * 1e6)
     for job, facts in model.facts_of.items():
-        due = {fact.epoch + 1: fact.run_at for fact in facts if fact.run_at is not None}
+        # The last word counts: a submit with its unique key may have put a retry off.
+        due = {fact.epoch + 1: fact.run_at for fact in sorted(facts, key=lambda fact: fact.at) if fact.run_at}
         for claim in model.claims_of.get(job, ()):
             if (run_at := due.get(claim.epoch)) is not None:
                 yield claim, run_at
