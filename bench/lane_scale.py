@@ -18,7 +18,8 @@ SESSION = (100, 400)
 waits."""
 INSTANCES = (1, 2, 3)
 ROUNDS = 3
-SWEEP_JOBS = 400_000
+SWEEP_JOBS = 800_000
+"""About ten seconds: a worker needs some tenths of a second to know how far it may read ahead."""
 CHOSEN_BY_SDK = -1
 INSTANCE_JOBS = 60_000
 BACKLOGS = (1_000, 10_000)
@@ -46,8 +47,8 @@ async def sweep(*, quick: bool = False) -> dict[str, object]:
                 slots = CONCURRENCY // sessions
                 rates[sessions].append(await by_sessions(made, jobs, sessions, slots, CHOSEN_BY_SDK))
             most = SESSIONS[-1]
-            shared.append(await by_sessions(made, jobs, most, *_shared(most), name="sweep, shared read-ahead"))
-            own.append(await by_sessions(made, jobs, SESSIONS[-1], *SESSION, name="sweep, own slots"))
+            shared.append(await by_sessions(made, jobs // 4, most, *_shared(most), name="sweep, shared read-ahead"))
+            own.append(await by_sessions(made, jobs // 4, SESSIONS[-1], *SESSION, name="sweep, own slots"))
     return {
         "sweep": {str(sessions): spread(runs) for sessions, runs in rates.items()},
         "sweep_own_slots": {str(SESSIONS[-1]): spread(own)},

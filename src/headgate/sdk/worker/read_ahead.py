@@ -32,6 +32,7 @@ class ReadAhead:
 
     def __init__(self, most: int = AHEAD_MAX) -> None:
         self.jobs = 0
+        self._before = 0
         self._most = most
         self._finished = self._bytes = 0
         self._busy = 0.0
@@ -47,12 +48,15 @@ class ReadAhead:
         passed = now - self._began
         if passed < WINDOW_SECONDS:
             return
-        self.jobs = self._found(passed)
+        found = self._found(passed)
+        # Jobs come in bursts: a window that ends within one has few jobs, or few milliseconds, of those around it.
+        self.jobs = max(found, self._before) if found else 0
+        self._before = found
         self._begin(now)
 
     def stalled(self, now: float) -> None:
         """Jobs have waited here for long: nothing is asked for ahead until handlers have ended again."""
-        self.jobs = 0
+        self.jobs = self._before = 0
         self._begin(now)
 
     def _begin(self, now: float) -> None:
