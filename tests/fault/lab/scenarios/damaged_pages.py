@@ -34,7 +34,7 @@ SELECT a.id, a.tableoid::regclass::text, pg_relation_filepath(a.tableoid) FROM h
 
 @scenario("F48", "flipped byte in a heap page", checks=("I13",))
 async def a_page_is_broken(world: World) -> None:
-    """Whoever asks for a job on it is notified, in words; all others run. PostgreSQL finds it by its checksum."""
+    """A call for a job on it gets an error that says so; all others run. PostgreSQL finds it by its checksum."""
     await completed(world, await world.load.submit_many(world.load.tenant(RED), "fast", 200))
     async with world.database() as db:
         assert await db.fetchval("SHOW data_checksums") == "on"
@@ -60,7 +60,7 @@ async def a_page_is_broken(world: World) -> None:
 
 @scenario("F48b", "flipped byte in a page of jobs that wait", checks=("I13",), world=OTHERS_LOAD)
 async def a_page_of_waiting_jobs_is_broken(world: World) -> None:
-    """Whoever asks for them is notified; their topic stalls, in words, and the others do not. Put right, they run."""
+    """A call for them gets an error; their topic stalls and is logged, the others do not. Repaired, they run."""
     gate = world.folder / "gate-page"
     gate.touch()
     tenant = world.load.tenant(RED)
@@ -102,7 +102,7 @@ async def _others_run(world: World, caller: Tenant) -> None:
 
 
 def _flip(file: Path, number: int = 0) -> None:
-    """One byte in the middle of a page; once more puts it right."""
+    """Invert one byte in the middle of a page; a second call repairs it."""
     with file.open("r+b") as page:
         page.seek(number * PAGE + PAGE // 2)
         was = page.read(1)

@@ -27,7 +27,7 @@ async def _still_serves(world: World) -> None:
 
 @scenario("F58", "log pipe closed", checks=("I13",))
 async def nobody_reads_the_log(world: World) -> None:
-    """Whoever read it has gone: the server serves on, and ends in order."""
+    """The reader of the log has ended: the server continues to serve, and ends with its usual exit code."""
     pipe = LogPipe(world.folder)
     world.server_specs["s1"].prefix = pipe.prefix
     await world.restart("s1")
@@ -38,7 +38,7 @@ async def nobody_reads_the_log(world: World) -> None:
         async def gone() -> bool:
             return all(state_of(pid) in ("", "Z") for pid in reader)
 
-        await eventually(gone, "nobody reads it any more")
+        await eventually(gone, "the log has no reader")
         await _still_serves(world)
         await world.stop("s1")
     world.server_specs["s1"].prefix = ()
