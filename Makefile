@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Without restarts: a process that crashes ends the run and names its test; with them the run may wait for ever.
+XDIST  := -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 READY  := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 
@@ -35,10 +37,10 @@ dev: $(READY) ## run an embedded PostgreSQL and a server until Ctrl-C
 	@$(BIN)/headgate dev
 
 test: $(COMPILED) ## run all tests: rules, store, dispatch, SDK, CLI, real servers and workers, kill -9, outages, drains
-	@$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest $(XDIST)
 
 test-record: $(COMPILED) ## the same, and record the duration of each file for the order of later runs: tests/seconds.json
-	@RECORD_SECONDS=1 $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+	@RECORD_SECONDS=1 $(BIN)/python -m pytest $(XDIST)
 
 model: $(READY) ## search for a sequence of verbs in which the store and its model differ: EXAMPLES=2000
 	@HEADGATE_MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest -q tests/property/test_store_model.py
@@ -47,7 +49,7 @@ test-tools: $(COMPILED) ## the tests of the tools of development: lanes of the b
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/tools
 
 test-e2e: $(COMPILED) ## only the tests with real server and worker processes
-	@$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder tests/e2e tests/fault
+	@$(BIN)/python -m pytest $(XDIST) tests/e2e tests/fault
 
 failover: $(READY) ## Patroni, PgBouncer and backups under load, with a verdict; as root, installs Debian packages
 	@$(BIN)/python -m tests.failover $(PARTS)
